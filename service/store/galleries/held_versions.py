@@ -8,8 +8,12 @@ from sqlalchemy import Connection, exists, false, func, select
 
 from service.store.galleries.embeddings import first_held
 from service.store.rows import EMPTIED
+from service.store.sql.arrays import key_table
 from service.store.sql.partitioned import in_gallery
 from service.store.tables import deployment, embedding, item, version
+
+FIRST_ITEMS = 1_000
+"""Items whose versions are read first: all of a small gallery, and nearly always all versions of a large one."""
 
 
 def live_items_by_version(connection: Connection, gallery_id: int, order: Sequence[int]) -> dict[int, int]:
@@ -25,13 +29,20 @@ def live_items_by_version(connection: Connection, gallery_id: int, order: Sequen
 
 def versions_with_embeddings(connection: Connection, gallery_id: int) -> set[int]:
     """The versions of which live items of the gallery hold embeddings."""
-    # One item per version is enough and quickly found by the index on versions; `gallery_id + 0` keeps the database
-    # from using the index on galleries.
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    some = list(connection.execute(select(item.c.id).where(*live).order_by(item.c.id).limit(FIRST_ITEMS)).scalars())
+    of_some = (embedding.c.item_id.in_(key_table(connection, some).keys), in_gallery(embedding, gallery_id))
+    found = set(connection.execute(select(embedding.c.version_id).where(*of_some).distinct()).scalars())
+    if len(some) < FIRST_ITEMS:
+        return found
+    # One item per version is enough and found by the index on versions, which SQLite has in one for all galleries;
+    # `gallery_id + 0` keeps the database from using the index on galleries.
     conditions = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
     exists_embedding = exists().where(
         embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *conditions
     )
-    return set(connection.execute(select(version.c.id).where(exists_embedding)).scalars())
+    others = select(version.c.id).where(version.c.id.not_in(found), exists_embedding)
+    return found | set(connection.execute(others).scalars())
 
 
 def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:

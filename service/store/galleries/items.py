@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, false, func, insert, literal, select, update
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Text,
+    bindparam,
+    cast,
+    false,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from index.errors import shortened
 from index.item_id import is_writable
@@ -18,7 +31,7 @@ from service.errors import UnknownItem
 from service.store.galleries.embeddings import put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.galleries.gallery import take_seq
 from service.store.rows import ItemRow, all_of
-from service.store.sql.arrays import records, select_columns, select_keys, texts
+from service.store.sql.arrays import records, select_columns, select_keys, texts, to_json
 from service.store.tables import item
 
 
@@ -132,11 +145,18 @@ def set_metadata(connection: Connection, rows: Iterable[tuple[ItemRow, Mapping[s
 
 def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `metadata`, `blob`, `seq` and `deleted` of the items with the given `key`s."""
-    columns = ("metadata", "blob", "seq", "deleted")
-    statement = (
-        update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})
+    # As text like that of new items: a replica knows unchanged metadata by their text.
+    document = bindparam("new_metadata", type_=Text)
+    written = func.json(document) if connection.dialect.name == "sqlite" else cast(document, JSON)
+    columns = ("blob", "seq", "deleted")
+    values = {"metadata": written, **{name: bindparam(f"new_{name}") for name in columns}}
+    connection.execute(
+        update(item).where(item.c.id == bindparam("key")).values(values),
+        [
+            {"key": r["key"], "new_metadata": to_json(r["metadata"]), **{f"new_{name}": r[name] for name in columns}}
+            for r in rows
+        ],
     )
-    connection.execute(statement, [{"key": r["key"], **{f"new_{name}": r[name] for name in columns}} for r in rows])
 
 
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:

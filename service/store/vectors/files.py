@@ -223,7 +223,8 @@ def read_from_database(
         item.c.id.in_(key_table(connection, keys).keys),
         item.c.deleted == false(),
     )
-    held = (embedding.c.version_id == version_id, item.c.seq <= upto, IS_IN_DATABASE)
+    # `seq + 0` keeps the database from reading the whole gallery by the index on `seq`.
+    held = (embedding.c.version_id == version_id, item.c.seq + 0 <= upto, IS_IN_DATABASE)
     columns = (item.c.id, item.c.seq, embedding.c.vector, embedding.c.digest)
     found = select(*columns).join(embedding, of_item()).where(*conditions, *held).order_by(item.c.id)
     return [(key, seq, bytes(vector), digest) for key, seq, vector, digest in connection.execute(found)]

@@ -1,30 +1,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Text, cast, insert, select
 
 from index.metadata.metadata import Item
 from service.errors import UnknownGallery, UnknownItem
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.database.migration import upgrade
-from service.store.galleries import change_feed
+from service.store.galleries import change_feed, held_versions
 from service.store.galleries.change_feed import changes
 from service.store.galleries.deletion import delete_gallery, deleted_galleries, forget_gallery, free_items
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import gallery_named, gallery_row, insert_gallery, take_seq
 from service.store.galleries.held_versions import live_items_by_version, versions_with_embeddings
-from service.store.galleries.items import NewItem, delete_items, items_after, items_named, live_item, store_items
+from service.store.galleries.items import (
+    NewItem,
+    delete_items,
+    items_after,
+    items_named,
+    live_item,
+    set_metadata,
+    store_items,
+)
 from service.store.sql import arrays as listed
 from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item, version
 from service.store.vectors.codec import from_bytes, to_bytes
+from service.store.vectors.files import read_from_database
 
 
 @pytest.fixture
@@ -100,6 +109,57 @@ def test_live_items_are_counted_by_the_version_that_serves_them(connection: Conn
     assert list(live_items_by_version(connection, 1, [2, 1]).items()) == [(1, 1), (2, 2)]
     assert live_items_by_version(connection, 3, [1, 2]) == {}
     assert [versions_with_embeddings(connection, gallery_id) for gallery_id in (1, 2, 3)] == [{1, 2}, {1}, set()]
+
+
+def test_versions_are_found_among_the_first_items_and_behind_them(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_versions, "FIRST_ITEMS", 2)
+    insert_gallery(connection, "h")
+    store(connection, *(new(f"i{n}") for n in range(4)))
+    store(connection, new("of h"), version_id=2, gallery_id=2)
+    assert [versions_with_embeddings(connection, number) for number in (1, 2)] == [{1}, {2}]
+
+    put(connection, 4, 2)
+
+    assert [versions_with_embeddings(connection, number) for number in (1, 2)] == [{1, 2}, {2}]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection: versions_with_embeddings(connection, 2),
+        lambda connection: versions_with_embeddings(connection, 3),
+        lambda connection: read_from_database(connection, 1, 1, range(1, 11), 1 << 40),
+    ],
+)
+def test_other_items_are_not_read(connection: Connection, ask: Callable[[Connection], object]) -> None:
+    for name in ("h", "later"):
+        insert_gallery(connection, name)
+    store(connection, *(new(f"i{n}") for n in range(5_000)))
+    store(connection, *(new(f"i{n}") for n in range(10)), gallery_id=3)
+    steps = []
+    driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(lambda: steps.append(1), 10)  # after so many of SQLite's instructions
+
+    ask(connection)
+
+    driver.set_progress_handler(None, 0)
+    assert 0 < len(steps) < 300
+
+
+def test_changed_metadata_are_stored_in_the_same_form_as_new_ones(connection: Connection) -> None:
+    awkward = {"text": 'д\u2028\x00"', "numbers": [1, 2.5, 1 << 53], "deep": {"none": None, "yes": True}}
+    store(connection, new("a", **awkward))
+
+    def written() -> str:
+        return connection.execute(select(cast(item.c.metadata, Text))).scalar_one()
+
+    before = written()
+    set_metadata(connection, [(live_item(connection, 1, "a"), awkward)], take_seq(connection, 1, 1))
+
+    assert written() == before
+    assert live_item(connection, 1, "a").metadata == awkward
 
 
 def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:
