@@ -14,7 +14,7 @@ from regraft.paths import change_params, limit_params, path_of
 from regraft.routes.route import route, stream
 
 SILENCE_SECONDS = 30.0
-"""Seconds without a line after which a stream is broken; the service sends a heartbeat every ten seconds."""
+"""Seconds without a line after which a stream is broken; the service sends a comment every 15 seconds."""
 PATIENCE_SECONDS = 60.0
 """Seconds without an event for which a broken stream is reconnected, because the service may be restarting."""
 RECONNECT_SECONDS = 0.5

@@ -19,13 +19,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from index.metadata.filter import parse_filter
-from service.http.bodies.arrow import ARROW, accepts_arrow, pyarrow
+from service.http.bodies.arrow import ARROW, pyarrow
 from service.http.bodies.media_types import JSON, check_encoding, type_of
 from service.http.bodies.npy import NPY
 from service.http.requests.checked_route import check_parameters
 from service.http.search.batcher import QueryBatcher
 from service.http.search.request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
-from service.http.search.search import QUERY_KEY, ReadRequest, WriteAnswer, as_json, as_table, respond
+from service.http.search.search import QUERY_KEY, ReadRequest, WriteAnswer, respond, writer_of
 from service.http.server.auth import Count, Exchange, Guard
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -106,9 +106,10 @@ async def _answered(service: Runtime, batcher: QueryBatcher, scope: Scope, recei
     read: ReadFields = fields_of
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)
-    exchange.bound(service.settings.max_json_bytes)
+    if kind == JSON:
+        exchange.bound(service.settings.max_json_bytes)
     name = scope["path"].split("/")[3]
-    write = as_table if accepts_arrow(headers.get(b"accept", b"").decode("latin-1")) else as_json
+    write = writer_of(headers.get(b"accept", b"").decode("latin-1"))
     key = headers.get(KEY_HEADER)
     query = RawQuery(exchange, name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
     return await _response(service, batcher, query)

@@ -14,7 +14,7 @@ from index.query.query_plan import GalleryQuery
 from index.query.search_params import SearchParams
 from index.retry import attempts
 from regraft.models import SearchResponse
-from service.http.bodies.arrow import ARROW, write_matches
+from service.http.bodies.arrow import ARROW, accepts_arrow, write_matches
 from service.http.bodies.forms import read_form
 from service.http.bodies.media_types import FORM, JSON, media_type
 from service.http.bodies.npy import NPY
@@ -35,7 +35,6 @@ QUERY_KEY = "X-Query-Key"
 QueryKey = Annotated[
     str | None, Header(alias=QUERY_KEY, description="during a canary, queries with the same value use the same version")
 ]
-MAX_FIELD_BYTES = 1 << 20
 
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
 """Reads a request for the current state of a gallery."""
@@ -75,13 +74,14 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
         files="images",
         fields={*OPTIONS, *LISTS},
         max_files=service.settings.max_batch,
-        max_field_bytes=MAX_FIELD_BYTES,
+        max_field_bytes=service.settings.max_json_bytes,
     ) as form:
         await service.ensure_loaded(name)
         exchange: Exchange = request.state.exchange
+        write = writer_of(request.headers.get("accept", ""))
         with exchange.cancelled_on_disconnect():
             return await service.run_blocking(
-                respond, service, name, lambda loaded: from_form(service, loaded, form), key, as_json
+                respond, service, name, lambda loaded: from_form(service, loaded, form), key, write
             )
 
 
@@ -101,6 +101,11 @@ def as_json(request: SearchRequest, pages: Sequence[Page], seconds: float) -> Re
 def as_table(request: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
     """The matches in Arrow's format."""
     return Written(write_matches(answer_of(request, pages, seconds)), ARROW)
+
+
+def writer_of(accept: str) -> WriteAnswer:
+    """Writes the answer as a request's header `Accept` asks for it."""
+    return as_table if accepts_arrow(accept) else as_json
 
 
 def respond(

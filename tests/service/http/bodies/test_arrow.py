@@ -40,6 +40,16 @@ def send(served: Any, path: str, body: bytes, action: str = "items", accept: str
     return served.http.post(f"{path}/{action}", content=body, headers=headers, params=params)
 
 
+def test_a_query_by_images_is_answered_by_a_table_too(served: Any, pictures: list[bytes]) -> None:
+    path = served.filled(pictures[:3])
+    files = [("images", ("0", pictures[1]))]
+
+    answer = served.http.post(f"{path}/query", files=files, data={"k": 2}, headers={"accept": ARROW})
+
+    by_json = served.query(path, pictures[1], k=2).json()["results"][0]["matches"]
+    assert pa.ipc.open_stream(answer.content).read_all().column("id").to_pylist() == [one["id"] for one in by_json]
+
+
 def test_a_table_is_stored_and_asked_as_json_would_be(served: Any) -> None:
     path = served.gallery()
     table = embedded(id=list("abc"), n=[1, None, 3], name=["x", "ä", None], ok=[True, None, False])

@@ -188,9 +188,12 @@ def test_json_has_smaller_limits_than_images(tmp_path: Path) -> None:
                 for content in (text(most + 1), iter([text(most), b" "])):
                     problem(running.http.post(url, content=content, headers=headers), 413, "body_too_large")
         files = [("images", ("a.png", b"x"))]
-        for url, field in (("items", "items"), ("evaluations", "entries")):
+        for url, field in (("items", "items"), ("evaluations", "entries"), ("query", "filter")):
             sent = running.http.post(f"{path}/{url}", data={field: "x" * 2001}, files=files)
             problem(sent, 413, "body_too_large")
+        header = {"content-type": "application/x-npy"}
+        assert running.http.post(f"{path}/query", content=b"x" * 3000, headers=header).status_code != 413
+        problem(running.http.post(f"{path}/query", content=b"x" * 3001, headers=header), 413, "body_too_large")
 
 
 def test_a_body_is_parsed_while_others_are_answered(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
