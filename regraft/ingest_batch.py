@@ -1,4 +1,4 @@
-"""Send a batch of items, in halves where it is too large, with one result whichever way the service refuses items."""
+"""Send a batch of items, with one result whichever way the service refuses items; in halves if it is too large."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from regraft.connection import Problem
-from regraft.models import IngestResult, ItemError
+from regraft.models import IngestResult, ItemError, MetadataResult
 
 TOO_LARGE = 413
 T = TypeVar("T")
@@ -30,9 +30,30 @@ def ingest_in_halves(send: Callable[[Sequence[T]], IngestResult], items: Sequenc
                 return nothing_stored([error])
             cut = len(items) // 2
             return _together(ingest_in_halves(send, items[:cut]), ingest_in_halves(send, items[cut:]), cut)
-        if problem.errors and all("index" in error for error in problem.errors):
-            return nothing_stored([ItemError(**error) for error in problem.errors])
+        if errors := _item_errors(problem):
+            return nothing_stored(errors)
         raise
+
+
+def change_metadata(send: Callable[[Sequence[T]], MetadataResult], items: Sequence[T]) -> MetadataResult:
+    """The result of a batch of changed metadata, also if the service refuses all of them.
+
+    Raises:
+        Problem: another refusal.
+    """
+    try:
+        return send(items)
+    except Problem as problem:
+        if errors := _item_errors(problem):
+            return MetadataResult(updated=0, failed=len(items), errors=errors)
+        raise
+
+
+def _item_errors(problem: Problem) -> list[ItemError]:
+    """The errors of a batch in which all items are invalid; none: it is another refusal."""
+    if problem.errors and all("index" in error for error in problem.errors):
+        return [ItemError(**error) for error in problem.errors]
+    return []
 
 
 def nothing_stored(errors: list[ItemError]) -> IngestResult:

@@ -15,7 +15,7 @@ from regraft.terminal.command import Commands
 from regraft.terminal.options import DryRun
 from regraft.terminal.printing import print_table, score, would
 
-edge = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
+edge = Commands(no_args_is_help=True, help="List, add, fit, check and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="Version of the queries.")]
 Old = Annotated[str, typer.Argument(metavar="OLD", help="Version of the items.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND")]

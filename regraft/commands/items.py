@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.client import Client
 from regraft.commands.missing_fields import print_missing_fields
+from regraft.ingest_batch import change_metadata
 from regraft.models import DeleteResult, ItemPage, MetadataResult
 from regraft.terminal.answers import answer, err, out
 from regraft.terminal.command import Commands
@@ -127,9 +129,13 @@ def _update_named(
     done = MetadataResult(updated=0, failed=0, errors=[])
     for start in range(0, len(ids), CHANGED_AT_ONCE):
         items = [{"id": key, "metadata": change} for key in ids[start : start + CHANGED_AT_ONCE]]
-        some = client.update_metadata(name, items, dry_run=dry_run)
+        some = change_metadata(partial(client.update_metadata, name, dry_run=dry_run), items)
+        behind = [
+            error.model_copy(update={"id": ids[start + error.index], "index": start + error.index})
+            for error in some.errors
+        ]
         done = MetadataResult(
-            updated=done.updated + some.updated, failed=done.failed + some.failed, errors=[*done.errors, *some.errors]
+            updated=done.updated + some.updated, failed=done.failed + some.failed, errors=[*done.errors, *behind]
         )
     return done
 

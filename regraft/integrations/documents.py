@@ -13,6 +13,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument
 from index.space import space_from_json
 from regraft.client import Client, Problem, QueryOptions
-from regraft.ingest_batch import TOO_LARGE
+from regraft.ingest_batch import TOO_LARGE, change_metadata
 from regraft.integrations.conditions import anything
 from regraft.models import EmbeddedItem, ItemInfo, Match
 
@@ -230,7 +231,7 @@ class Documents:
         """
         updated = 0
         for batch in _batches([{"id": key, "metadata": patch} for key, patch in patches.items()], WRITE_BATCH):
-            result = self.client.update_metadata(self.gallery, batch)
+            result = change_metadata(partial(self.client.update_metadata, self.gallery), batch)
             if refused := [error for error in result.errors if error.code != "unknown_item"]:
                 raise InvalidArgument(f"{refused[0].id}: {refused[0].detail}")
             updated += result.updated

@@ -150,6 +150,7 @@ def test_an_embedding_that_a_transform_made_stays_one_where_metadata_are_updated
 
     assert store.update_by_filter({"field": "meta.n", "operator": ">", "value": 60}, {"seen": True}) == 12
 
+    assert store.documents.patch_metadata({"gone": {"seen": True}}) == 0
     assert client.item(name, "moved").metadata == {"n": 99, "seen": True}
     assert [(one.version, one.origin) for one in client.item(name, "moved").embeddings] == [("old", "transformed")]
     assert client.missing_items(name, version="old").ids == ["moved"]

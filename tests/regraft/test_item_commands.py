@@ -109,13 +109,20 @@ def test_an_item_is_shown_with_what_it_holds_and_its_image(run, url, gallery, tm
     assert (tmp_path / "b.png").read_bytes() == image_bytes(make_image(1, 1))
 
 
-def test_metadata_are_changed_by_ids_files_of_them_and_filters(run, url, gallery, tmp_path):
+def test_metadata_are_changed_by_ids_files_of_them_and_filters(run, url, gallery, tmp_path, monkeypatch):
     (tmp_path / "ids").write_text("none\nb.png\n")
     asked = ("item", "update", gallery, "--url", url, "--metadata")
 
     code, shown, said = run(*asked, '{"price": 3, "on": {"sale": true}}', "a.png", "--ids", tmp_path / "ids")
     assert (code, shown) == (1, f"changed the metadata of 2 items of {gallery}\n")
     assert said == "not changed: none: the gallery has no item of this id\n"
+    with monkeypatch.context() as small:
+        small.setattr(items, "CHANGED_AT_ONCE", 1)
+        alone = run(*asked, '{"price": 3}', "none", "a.png", "gone")
+        told = json.loads(run(*asked, '{"price": 3}', "none", "a.png", "gone", "--json")[1])
+    assert alone[:2] == (1, f"changed the metadata of 1 item of {gallery}\n")
+    assert [line.split(":")[1] for line in alone[2].splitlines()] == [" none", " gone"]
+    assert (told["updated"], told["failed"], [one["index"] for one in told["errors"]]) == (1, 2, [0, 2])
     cheap = ("--filter", '{"field": "price", "eq": 3}')
     assert run(*asked, '{"price": null}', *cheap, "--dry-run")[:2] == (
         0,

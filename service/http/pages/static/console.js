@@ -5,6 +5,7 @@
 const REFRESH_MS = 2000;
 const NEWEST = 10;   // rows of a gallery's history that are shown
 const COLOURS = ["#0969da", "#1a7f37", "#bf8700", "#8250df", "#cf222e", "#0a7b83", "#bc4c00", "#6e7781"];
+const GONE = "#afb8c1";  // of a version that was removed
 const page = document.getElementById("page");
 let order = [];      // names of versions as they were registered: each has its colour
 let looks = 0;       // number of the newest view: what older ones still wait for is dropped
@@ -52,11 +53,11 @@ function el(tag, attributes = {}, ...children) {
 }
 
 const chip = (text, kind = text) => el("span", { class: `chip ${kind}` }, text);
-const colour = (version) => COLOURS[Math.max(order.indexOf(version), 0) % COLOURS.length];
+const colour = (version) => (order.includes(version) ? COLOURS[order.indexOf(version) % COLOURS.length] : GONE);
 const count = (number) => Number(number).toLocaleString("en");
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 const score = (one) => (one ? `${percent(one.value)} [${(100 * one.low).toFixed(1)}, ${(100 * one.high).toFixed(1)}]` : "");
-const moment = (seconds) => (seconds ? new Date(1000 * seconds).toISOString().slice(0, 19).replace("T", " ") : "");
+const moment = (seconds) => (seconds ? new Date(1000 * seconds).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "");
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
@@ -82,7 +83,8 @@ function bar(parts, total) {
     x += width;
     return el("rect", { x: x - width, y: 0, width, height: 10, fill }, el("title", {}, `${name}: ${count(n)}`));
   });
-  return el("svg", { class: "bar", viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img" },
+  const label = parts.map(([name, n]) => `${name}: ${count(n)}`).join(", ") || "nothing";
+  return el("svg", { class: "bar", viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": label },
     el("rect", { x: 0, y: 0, width: 1000, height: 10, fill: "#eff2f5" }), rects);
 }
 
@@ -96,7 +98,7 @@ function curve({ points }) {
   const interval = [line(points, (point) => point.high), line([...points].reverse(), (point) => point.low)].join(" ");
   return el("div", { class: "curve" },
     el("div", { class: "scale" }, el("span", {}, percent(high)), el("span", {}, percent(low))),
-    el("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img" },
+    el("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
       el("rect", { x: 0, y: 0, width: 1000, height: 100, fill: "#f6f8fa" }),
       el("polygon", { points: interval, fill: "#b6e3ff" }),
       el("polyline", {
@@ -193,10 +195,15 @@ async function showAudit() {
 function searchBox(name) {
   const found = el("div", { class: "matches" });
   const told = el("p", { class: "error" });
-  const text = el("input", { type: "text", placeholder: "a text, or an item's id", "aria-label": "query" });
+  // Of a text and an image, the one given last is searched with.
+  const text = el("input", {
+    type: "text", placeholder: "a text, or an item's id", "aria-label": "query", input: () => { file.value = ""; },
+  });
   const kind = el("select", { "aria-label": "kind of query" },
     el("option", { value: "texts" }, "text"), el("option", { value: "items" }, "similar to item"));
-  const file = el("input", { type: "file", accept: "image/*", "aria-label": "query image" });
+  const file = el("input", {
+    type: "file", accept: "image/*", "aria-label": "query image", change: () => { text.value = ""; },
+  });
   let searches = 0;  // what an earlier one finds later is dropped
   const search = async (event) => {
     event.preventDefault();
@@ -243,6 +250,8 @@ function card(name, match) {
 // What is shown: by the part of the address behind #
 
 function signIn(refused) {
+  looks += 1;
+  clearTimeout(timer);
   // No header can carry another key: it would be refused here again and again, and never asked for anew.
   const key = el("input", {
     type: "password", "aria-label": "API key", autocomplete: "current-password", pattern: "[ -~]*", title: "printable ASCII",
@@ -253,7 +262,7 @@ function signIn(refused) {
     show();
   };
   page.replaceChildren(el("h1", {}, "API key"),
-    el("p", { class: "note" }, "The scope query is enough. The key is kept until this tab is closed."),
+    el("p", { class: "note" }, "The scope query is enough, but for the audit. The key is kept until this tab is closed."),
     el("form", { submit: enter }, key, el("button", {}, "Enter")),
     el("p", { class: "error" }, sessionStorage.getItem("key") ? refused.message : ""));
 }
@@ -288,13 +297,19 @@ async function show() {
       const [first, second = []] = await (views[view] || showGalleries)();
       if (look !== looks) return;
       for (const [section, parts] of [[above, first], [below, second]]) {
-        section.replaceChildren(...parts.flat(3).filter((part) => part !== null));
+        const made = el("section", {}, parts.flat(3));
+        // What is the same stays, with the focus, the selection and the place to which a table was scrolled.
+        if (!section.isEqualNode(made)) section.replaceChildren(...made.childNodes);
       }
       told.replaceChildren();
     } catch (error) {
       if (look !== looks) return;
-      if (error.status === 401) return void signIn(error);
-      told.replaceChildren(error.message);
+      if (error.status === 401) {
+        signIn(error);
+        return void showState();
+      }
+      const other = el("button", { click: () => signIn(error) }, "Another key");
+      told.replaceChildren(error.message, ...(error.status === 403 ? [" ", other] : []));
     }
     await showState();
     if (look === looks) timer = setTimeout(refresh, REFRESH_MS);
