@@ -149,7 +149,7 @@ def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None
     document = bindparam("new_metadata", type_=Text)
     written = func.json(document) if connection.dialect.name == "sqlite" else cast(document, JSON)
     columns = ("blob", "seq", "deleted")
-    values = {"metadata": written, **{name: bindparam(f"new_{name}") for name in columns}}
+    values: dict[str, Any] = {"metadata": written, **{name: bindparam(f"new_{name}") for name in columns}}
     connection.execute(
         update(item).where(item.c.id == bindparam("key")).values(values),
         [
