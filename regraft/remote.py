@@ -26,7 +26,8 @@ from index.errors import RegraftError
 from index.events import Event
 from index.execution import ONE_THREAD, Execution
 from index.isolated import Limits
-from regraft.client import Client
+from regraft.client import Client, Problem
+from regraft.ingest_batch import TOO_LARGE
 from regraft.models import WorkClaim, WorkItem
 from regraft.remote_folders import FetchedFolders, TaskVersions
 from service.backfills.embedder import Embedder
@@ -184,6 +185,10 @@ class RemoteWorker:
         try:
             counts = self._client.return_work(task.chunk, task.lease, result)
         except RegraftError as error:
+            if moved and isinstance(error, Problem) and error.status == TOO_LARGE:
+                # It would be as large again, and is told where a backfill tells of failures, not only here.
+                self._finish(task, ([], [*failed, *_too_large(moved, error)]))
+                return
             taken = error.code in {"chunk_lost", "edge_replaced"}
             self._release(task, failed=not taken)
             self._log(error.code if taken else "chunk_refused", chunk=task.chunk, reason=error.message)
@@ -259,6 +264,13 @@ def _failed(failed: Failed) -> Json:
         "code": failed.code,
         "retry": failed.retry,
     }
+
+
+def _too_large(moved: Sequence[EmbeddedItems], error: Problem) -> Iterator[Failed]:
+    reason = f"the chunk's result is too large for the service or a proxy before it: {error.detail}"
+    for each in moved:
+        for item_id, seq in zip(each.item_ids, each.seqs, strict=True):
+            yield Failed(item_id, seq, reason)
 
 
 def _text(vector: Any) -> str:

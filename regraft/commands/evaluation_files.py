@@ -55,7 +55,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     """
     entries: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: a text may have U+2028 or U+0085
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: a text may have U+2028 or U+0085
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read: {error}") from error
     for number, line in ((number, line) for number, line in enumerate(lines, 1) if line.strip()):

@@ -18,7 +18,7 @@ from index.paths import IMAGE_SUFFIXES, READABLE, files_below
 from regraft.client import Client, ImageItem, InvalidInput
 from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
-from regraft.connection import Unreachable
+from regraft.connection import Problem, Unreachable
 from regraft.ingest_batch import ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
 from regraft.terminal.answers import answer, err, out
@@ -26,6 +26,7 @@ from regraft.terminal.options import Gallery
 from regraft.terminal.printing import print_warnings, progress
 
 MAX_BATCH_BYTES = 32 << 20
+SERVER_ERROR = 500
 
 
 def ingest(
@@ -104,13 +105,16 @@ def _ingest_texts(
 
 @contextmanager
 def _saying_how_to_continue(what: str, counts: Mapping[str, int]) -> Iterator[None]:
-    """If the service does not answer any more, say what is stored and how to store the rest."""
+    """If the service, or a proxy before it, does not answer any more, say what is stored and how to store the rest."""
     try:
         yield
-    except Unreachable as error:
+    except (Unreachable, Problem) as error:
         stored = counts.get("stored", 0)
-        if not stored and isinstance(error.__cause__, httpx.ConnectError):  # it was never there: nothing is half done
-            raise
+        refused = isinstance(error, Problem)
+        if refused and error.status < SERVER_ERROR:
+            raise  # and would be again
+        if not stored and (refused or isinstance(error.__cause__, httpx.ConnectError)):
+            raise  # nothing is half done
         err.print(
             f"until the service was lost, {stored} {what} were stored, and perhaps some of the last batch. Run the "
             "command again to continue: what is stored is replaced by the same, or with --no-replace counted as failed"
@@ -127,13 +131,14 @@ def _report(
     others: Mapping[str, int],
 ) -> None:
     """Report the result of all batches; exits with 1 if an item failed. `others`: see `left_out`."""
-    answer({"gallery": name, **counts, "errors": errors, "warnings": warnings, "left_out": others})
+    kinds = {kind: counts[kind] for kind in ("stored", "new", "replaced", "failed")}
+    answer({"gallery": name, **kinds, "errors": errors, "warnings": warnings, "left_out": others})
     counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
     out.print(f"stored {counts['stored']} {what} in {name}, {counted}")
     print_warnings(warnings)
     if others:
-        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
-        err.print(f"left out files without the suffix of an image: {kinds}")
+        listed = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
+        err.print(f"left out files without the suffix of an image: {listed}")
     if counts["failed"]:
         raise typer.Exit(1)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from index.errors import InvalidArgument
-from regraft.client import TextItem
+from regraft.client import InvalidInput, TextItem
 from regraft.commands.item_files import below, by_id, label_of
+from regraft.inputs import as_json
 
 TEXT, LINES = ".txt", ".jsonl"
 FIELDS = {"id", "text", "metadata"}
@@ -29,7 +30,8 @@ def are_texts(paths: Sequence[Path]) -> bool:
 def find_texts(paths: Sequence[Path], prefix: str, refuse: Callable[[InvalidArgument], object]) -> Iterator[TextItem]:
     """The texts of .jsonl files (their lines) and .txt files, whose ids are their paths below a given folder.
 
-    `refuse` is called for each line that is not a text, and each .txt file that cannot be read; the others follow.
+    `refuse` is called for each line that is not a text, each .txt file that cannot be read, and each text that no
+    request can carry, as with NaN in its metadata; the others follow.
 
     Raises:
         InvalidArgument: at once if a path does not exist or has no texts, or two files have the same id; later if the
@@ -56,14 +58,16 @@ def _texts_of(key: str, file: Path, prefix: str, refuse: Callable[[InvalidArgume
         yield from _lines(file, prefix, refuse)
         return
     try:
-        yield TextItem(prefix + key, _text(file), {"label": label_of(file)})
+        item = _sendable(TextItem(prefix + key, _text(file), {"label": label_of(file)}), str(file))
     except InvalidArgument as error:
         refuse(error)
+    else:
+        yield item
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_bytes().decode()
+        return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{file} cannot be read as UTF-8: {error}") from error
 
@@ -74,14 +78,16 @@ def _lines(path: Path, prefix: str, refuse: Callable[[InvalidArgument], object])
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
+            where = f"{path}, line {number}"
             try:
-                value = _parsed(line, f"{path}, line {number}")
+                value = _parsed(line, where)
+                item = _sendable(TextItem(prefix + value["id"], value["text"], value.get("metadata")), where)
             except InvalidArgument as error:
                 if first:
                     raise
                 refuse(error)
             else:
-                yield TextItem(prefix + value["id"], value["text"], value.get("metadata"))
+                yield item
             first = False
 
 
@@ -97,6 +103,16 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value.get("metadata"), dict | None):
         raise InvalidArgument(f"{where}: metadata must be an object")
     return value
+
+
+def _sendable(item: TextItem, where: str) -> TextItem:
+    """The same item. Raises InvalidArgument if no request can carry it."""
+    try:
+        as_json([item.id, item.text, item.metadata], ascii_only=False).encode()
+    except (InvalidInput, UnicodeEncodeError) as error:
+        why = error.__cause__ if isinstance(error, InvalidInput) else error
+        raise InvalidArgument(f"{where}: it cannot be sent, as a value is not finite or not UTF-8: {why}") from error
+    return item
 
 
 def batches_of_texts(items: Iterable[TextItem], size: int) -> Iterator[list[TextItem]]:

@@ -90,10 +90,10 @@ def gate(
         seed=seed,
         dry_run=dry_run,
     )
-    if page is not None and report.id is not None:
-        page.write_text(client.gate_page(name, report.id), encoding="utf-8")
     answer(report)
     _print_report(report)
+    if page is not None and report.id is not None:
+        page.write_text(client.gate_page(name, report.id), encoding="utf-8")
     if report.verdict == "refuse":
         raise typer.Exit(1)
 

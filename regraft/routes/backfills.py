@@ -16,7 +16,9 @@ from regraft.routes.route import route, stream
 SILENCE_SECONDS = 30.0
 """Seconds without a line after which a stream is broken; the service sends a comment every 15 seconds."""
 PATIENCE_SECONDS = 60.0
-"""Seconds without an event for which a broken stream is reconnected, because the service may be restarting."""
+"""Seconds of silence for which a broken stream is reconnected, because the service may be restarting."""
+RESTARTING = {502, 503, 504}
+"""Answers of a proxy whose service is restarting, and of one that shuts down."""
 RECONNECT_SECONDS = 0.5
 LINE_END = re.compile("\r\n|\n|\r")
 
@@ -107,10 +109,14 @@ class BackfillRoutes(Connection):
     async def _watch(self, backfill: int, wanted: str) -> AsyncGenerator[str, None]:
         last, heard = "", time.monotonic()
         while True:
+            broken: Unreachable | Problem
             try:
                 async with aclosing(self._events(backfill, last)) as events:
                     async for event in events:
-                        last, heard = event.id, time.monotonic()
+                        heard = time.monotonic()
+                        if event is None:
+                            continue
+                        last = event.id
                         if event.name == "end":
                             return
                         if event.name == wanted:
@@ -118,15 +124,20 @@ class BackfillRoutes(Connection):
                 broken = Unreachable(f"the events of backfill {backfill} ended before it did")
             except Unreachable as error:
                 broken = error
+            except Problem as error:
+                if error.status not in RESTARTING:
+                    raise
+                broken = error
             if time.monotonic() - heard > PATIENCE_SECONDS:
                 raise broken
             await self._pause(RECONNECT_SECONDS)
 
-    async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event, None]:
-        """The events after the one with the id `last`, until the stream breaks."""
+    async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event | None, None]:
+        """The events after the one with the id `last`, until the stream breaks; None: only a sign of life."""
         headers, events = {"last-event-id": last} if last else {}, Events()
         async with aclosing(self._texts(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as texts:
             async for text in texts:
+                yield None
                 for event in events.after(text):
                     if event.name == "gone":
                         gone = f"backfill {backfill} was deleted with its gallery"

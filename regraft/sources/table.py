@@ -151,6 +151,8 @@ def _naming_errors_of(path: Path) -> Iterator[None]:
     """Convert Arrow's errors about an empty, truncated or foreign file to one that names the file."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{path} cannot be opened by Arrow, because the path is not UTF-8: rename it") from error
     except (pa.ArrowException, OSError) as error:  # OSError: a corrupt page
         raise InvalidArgument(f"{path.name} is not a {path.suffix} file, or is damaged: {error}") from error
 

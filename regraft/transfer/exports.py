@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from index.durable import whole_file
+from index.errors import InvalidArgument
 from regraft.client import Client
 
 PAGE = 1000
@@ -34,9 +35,14 @@ def export_gallery(
 
     Raises:
         Unwritable: the disk is full, or the like; what was there stays.
+        InvalidArgument: the path is not UTF-8, which Arrow requires.
     """
     import pyarrow.parquet as pq
 
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{path} is not UTF-8, which Arrow requires of a path", pointer="/out") from error
     before = client.gallery(gallery)
     pages = _pages(client, gallery)
     first, damaged = next(pages)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -121,6 +123,35 @@ def test_a_backfill_whose_filter_holds_line_breaks_of_unicode_is_watched(service
     service.answers["GET /v1/backfills/3/events"] = httpx.Response(200, stream=InParts())
     with Client(transport=httpx.MockTransport(service)) as client:
         assert [shown.filter for shown in client.watch_backfill(3)] == [odd]
+
+
+@pytest.mark.parametrize("restart", [httpx.ConnectError("refused"), httpx.Response(502), httpx.Response(503, json={})])
+def test_a_watch_outlasts_a_restart_after_a_long_silence_in_which_the_service_was_there(monkeypatch, restart):
+    clock = [0.0]
+    pauses: list[float] = []
+    monkeypatch.setattr(backfills, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    progress = f"id: 5\nevent: progress\ndata: {json.dumps(BACKFILL)}\n\n".encode()
+
+    class Quiet(httpx.SyncByteStream):
+        def __iter__(self):
+            yield progress
+            for _ in range(5):
+                clock[0] += 15
+                yield b": ping\n\n"
+            clock[0] += 15
+
+    answers = [httpx.Response(200, stream=Quiet()), restart, httpx.Response(200, text="event: end\ndata: {}\n\n")]
+
+    def answer(_):
+        found = answers.pop(0)
+        if isinstance(found, httpx.TransportError):
+            raise found
+        return found
+
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with Client(transport=httpx.MockTransport(answer)) as client:
+        assert [shown.id for shown in client.watch_backfill(3)] == [BACKFILL["id"]]
+    assert (answers, len(pauses)) == ([], 2)
 
 
 def test_a_backfill_that_failed_for_items_names_them(run, service):

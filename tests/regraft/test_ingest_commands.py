@@ -86,9 +86,11 @@ def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service,
     assert f"{folder / 'cats' / '2.PNG'}: not an image" in said.replace("\n", "")
 
 
-@pytest.mark.parametrize("lost", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout])
+@pytest.mark.parametrize("lost", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout, 502, 503])
 def test_an_ingest_that_loses_its_service_says_how_to_continue(run, service, folder, monkeypatch, lost):
     def fail(_: httpx.Request) -> httpx.Response:
+        if isinstance(lost, int):  # of a proxy, or of a service that shuts down
+            return httpx.Response(lost)
         raise lost("gone")
 
     service.answers["POST /v1/galleries/g/items"] = [{"stored": 3, "new": 3}]

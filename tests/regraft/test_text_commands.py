@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -75,6 +76,33 @@ def test_a_line_that_is_no_text_costs_no_other_its_place(run, service, tmp_path)
     ] * 3
     told = json.loads(run("ingest", "g", tmp_path / "a.jsonl", "--batch", 2, "--json")[1])
     assert (told["failed"], [error["item"] for error in told["errors"]]) == (2, [None, None])
+
+
+def test_what_no_request_can_carry_costs_no_other_its_place(run, service, tmp_path):
+    lines = ['"text": "x"}', '"text": "y", "metadata": {"price": NaN}}', '"text": "\\ud800"}', '"text": "z"}']
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"id": "i{n}", {line}' for n, line in enumerate(lines)))
+    for name in (b"a.txt", b"b\xff.txt", b"c.txt"):
+        (folder / os.fsdecode(name)).write_bytes(b"\xef\xbb\xbfcat\r\n")  # as Windows' editors begin a file
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 2, "new": 2}
+
+    code, shown, said = run("ingest", "g", tmp_path / "a.jsonl")
+    assert (code, shown) == (1, "stored 2 texts in g, 2 failed (2 new, 0 replaced)\n")
+    assert [f"a.jsonl, line {n}: it cannot be sent" in said for n in (1, 2, 3, 4)] == [False, True, True, False]
+    assert [item["id"] for item in sent(service)] == ["i0", "i3"]
+
+    service.requests.clear()
+    assert run("ingest", "g", folder, "--texts")[:2] == (1, "stored 2 texts in g, 1 failed (2 new, 0 replaced)\n")
+    assert [(item["id"], item["text"]) for item in sent(service)] == [("a.txt", "cat\r\n"), ("c.txt", "cat\r\n")]
+
+
+def test_the_counts_of_nothing_are_told_too(run, service, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+
+    told = json.loads(run("ingest", "g", tmp_path / "empty.jsonl", "--json")[1])
+
+    assert [told[kind] for kind in ("stored", "new", "replaced", "failed")] == [0, 0, 0, 0]
 
 
 def test_images_and_texts_are_not_mixed_in_one_command(run, service, texts):

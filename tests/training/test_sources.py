@@ -58,10 +58,11 @@ def test_classes_of_the_test_images_do_not_renumber_those_of_training(root: Path
 
 def test_query_and_gallery_may_be_folders_of_their_own(root: Path) -> None:
     (root / "test").rename(root / "gallery")
-    put(root / "query/a/9.png", 9)
+    for grey in (9, 10):
+        put(root / f"query/a/{grey}.png", grey)
     data = load_data("folders", str(root))
 
-    assert shades(data, "query") == [("a", 9)]
+    assert shades(data, "query") == [("a", 10), ("a", 9)]
     assert shades(data, "gallery")[0] == ("Z", 7)
     assert not data.same
 
@@ -223,7 +224,8 @@ def test_unreadable_images_are_skipped_counted_and_logged(root: Path, caplog: py
 
 def test_nothing_is_skipped_where_all_can_be_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "test").rename(root / "gallery")
-    put(root / "query/a/9.png", 9)
+    for grey in (9, 10):
+        put(root / f"query/a/{grey}.png", grey)
 
     assert load_data("folders", str(root), "skip").skipped == 0
     assert load_data("digits_new", "", "skip").skipped == 0

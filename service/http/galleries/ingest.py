@@ -12,6 +12,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 from fastapi import Query, Request, Response
 from numpy.typing import NDArray
 
+from index.errors import InvalidArgument
+from index.version import Origin
 from service.errors import InvalidBody, InvalidItem, UnknownParameter
 from service.http.bodies.arrow import ARROW, read_items
 from service.http.bodies.forms import NO_SUCH_FILE, Form
@@ -91,6 +93,8 @@ def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions)
     def attempt(to: Destination) -> Ingested:
         body = take_object(parse_any_json(raw), {"version", "items"}, "")
         if options.mode is not UpdateMode.UPDATE_ONLY and are_texts(body.get("items")):
+            if options.origin is not Origin.SUPPLIED:
+                raise InvalidArgument("origin is only legal with embeddings, not with texts", pointer="/origin")
             return ingest_texts(to, body)
         return ingest_embeddings(to, body)
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from index.edges.transform import Transform
 from index.encoders.decoding import Decoder
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 from index.evaluation.metrics import retrieval
 from index.evaluation.scores import scores
 from index.space import Space, Vectors
@@ -127,8 +127,12 @@ def measure(
 
     Raises:
         FindsNothing: on the items, it is no better than chance.
+        InvalidArgument: one item alone, of which each query finds it.
         NothingToVerifyOn: there are fewer items to compare than requested.
     """
+    if request.gallery is not None and request.items == 1:
+        why = "among one item every query finds it: at least two are required"
+        raise InvalidArgument(why, pointer="/verify/items")
     found = _comparisons(database, blobs, decoder, new, old, request)
     mapped = [replace(comparison, new=to_old(comparison.new)) for comparison in found]
     evidence = {comparison.source: _compare(comparison) for comparison in mapped}

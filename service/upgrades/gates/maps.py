@@ -124,6 +124,5 @@ def _items_of(
         embedded = sample.embedded.get(version.name)
         return None if embedded is None else embedded.vectors
     sources: Iterable[LoadedVersion] = (old, *(registry.named(name) for name in sample.embedded))
-    movable = (s for s in sources if not s.card.side_dim or sample.embedded[s.name].side is not None)
-    moved = (moved_by_edge(registry, source, version, sample) for source in movable)
+    moved = (moved_by_edge(registry, source, version, sample) for source in sources)
     return next((vectors for vectors in moved if vectors is not None), None)

@@ -119,11 +119,13 @@ def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
 
 
 def moved_by_edge(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:
-    """The sample's items as a `transform` backfill from `old` to `new` would move them; None without an item edge."""
-    edge = registry.graph().forward(old.name, new.name)
-    if edge is None:
+    """The sample's items as a `transform` backfill from `old` to `new` would move them.
+
+    None without an item edge, or without the side-information that it needs.
+    """
+    edge, stored = registry.graph().forward(old.name, new.name), sample.embedded[old.name]
+    if edge is None or (old.card.side_dim and stored.side is None):
         return None
-    stored = sample.embedded[old.name]
     return _transform(registry, edge)(stored.vectors, stored.side)
 
 

@@ -93,7 +93,8 @@ def take_sample(
 
 
 def _can_embed(version: LoadedVersion) -> bool:
-    return bool(version.card.encoder or version.card.text)
+    images = version.card.encoder and version.can_open("images")
+    return bool(images or (version.card.text and version.can_open("texts")))
 
 
 def _of_evaluation(

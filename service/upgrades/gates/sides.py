@@ -25,6 +25,7 @@ from service.registry.loaded_version import LoadedVersion
 from service.registry.stored_contents import Input, InputRequest, Inputs, embed, embeds, read_inputs, time_each
 from service.store.galleries.random_items import RandomItems
 from service.store.image_store.blobs import Blobs
+from service.store.image_store.keys import is_text
 from service.store.sql.arrays import blocks
 from service.store.sql.partitioned import in_gallery
 from service.store.tables import embedding, item
@@ -114,7 +115,8 @@ def draw_sides(
     for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
         can_query = has_new or _can_embed(new, entry.blob)
-        if not (has_old or _can_embed(old, entry.blob)) or (options.paired and not can_query):
+        can_old = _can_embed(old, entry.blob) and not (options.with_side and is_text(entry.blob or ""))
+        if not (has_old or can_old) or (options.paired and not can_query):
             continue
         room = has_new or computed[new.name] < MAX_EMBEDDED
         if len(drawn.queries) < query_count:
@@ -137,12 +139,15 @@ def draw_sides(
             f"no item of the gallery has an embedding by {old.name!r} to compare", pointer="/evaluation"
         )
     if len(drawn.queries) < 2 and not options.outside_queries:
-        raise _too_few_queries(new, options.label, len(drawn.queries))
+        raise _too_few_queries(new, options.label, len(drawn.queries), old if options.with_side else None)
     return drawn
 
 
-def _too_few_queries(new: LoadedVersion, label: str | None, found: int) -> RegraftError:
+def _too_few_queries(new: LoadedVersion, label: str | None, found: int, side_by: LoadedVersion | None) -> RegraftError:
+    """`side_by`: the version whose side-information they need, too."""
     own = f"an embedding by {new.name!r}"
+    if side_by is not None:
+        own = f"side-information by {side_by.name!r} and {own}"
     inputs = " or ".join([*["an image"] * bool(new.card.encoder), *["a text"] * new.card.text])
     if inputs:
         return too_few_items(f"{own}, or {inputs} that it embeds", label, found)

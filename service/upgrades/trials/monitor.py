@@ -26,6 +26,7 @@ from index.query.query_plan import Encode, GalleryQuery
 from index.query.search_result import SearchResult
 from index.retry import GalleryChanged, attempts
 from service.background import Background
+from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry
 from service.registry.trial_counters import Counters, exceeded_limit
 from service.registry.trial_records import CANARY, SHADOW, Trial, add_counters
@@ -129,7 +130,7 @@ class TrialMonitor(Background):
             loaded.check_current()
         if (trial := loaded.trial) is None:
             return loaded.gallery.answer([(request.version, request.ask) for request in requests])
-        drawn = [_is_drawn(trial, request) for request in requests]
+        drawn = [_is_drawn(trial, loaded.current, request) for request in requests]
         by_new = [trial.version.name if trial.phase == CANARY and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
@@ -268,10 +269,15 @@ class TrialMonitor(Background):
         self._replica.refresh(gallery_id)
 
 
-def _is_drawn(trial: Trial, request: TrialQuery) -> bool | None:
-    """Whether the queries belong to the share of the new version; None: they take no part in the trial."""
+def _is_drawn(trial: Trial, current: LoadedVersion | None, request: TrialQuery) -> bool | None:
+    """Whether the queries belong to the share of the new version; None: they take no part in the trial.
+
+    Only those take part that both versions can embed.
+    """
     content = request.content
-    if content is None or request.version is not None or trial.version.name not in content.encoders:
+    if content is None or request.version is not None or current is None:
+        return None
+    if not {trial.version.name, current.name} <= set(content.encoders):
         return None
     return share_of(trial, request.key.encode() if request.key else content.digest()) < trial.share
 

@@ -260,6 +260,27 @@ class TestWorking:
             (left,) = connection.execute(select(*columns).where(backfill_chunk.c.backfill_id == number)).all()
         assert tuple(left) == (state, None)
 
+    def test_a_result_that_is_too_large_for_the_service_is_a_failure_of_its_items(
+        self, keyed: Any, filled: Any, work: Any, remote: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, number = filled(chunk_size=6)
+        accept = remote.return_work
+
+        def limited(chunk: int, lease: str, made: Any) -> Any:
+            if len(made["moved"]) > 4:  # 3 chunks of 6 items, and one of 2
+                raise Problem(413, {"title": "Request Entity Too Large"})
+            return accept(chunk, lease, made)
+
+        monkeypatch.setattr(remote, "return_work", limited)
+
+        done = work(number)
+
+        failures = keyed.http.get(f"/backfills/{number}/failures").json()["failures"]
+        assert (done["done"], done["failed"], len(failures)) == (2, 18, 18)
+        assert {one["code"] for one in failures} == {"refused"}
+        assert "too large for the service or a proxy before it" in failures[0]["reason"]
+        assert keyed.http.get(path).json()["mix"] == {"v1": 18, "v2": 2}
+
     def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
         client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
         with client, pytest.raises(WorkerKeyRefused, match="REGRAFT_WORKER_KEY"):

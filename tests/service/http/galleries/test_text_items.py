@@ -277,6 +277,14 @@ def test_what_is_no_batch_of_texts_is_refused(served: Any, stored: str, body: An
     problem(served.http.post(f"{stored}/items", json=body), 422, code, pointer)
 
 
+def test_the_origin_of_embeddings_is_none_of_texts(served: Any, stored: str) -> None:
+    body = {"items": [{"id": "late", "text": "north"}]}
+
+    refused = served.http.post(f"{stored}/items", json=body, params={"origin": "transformed"})
+
+    problem(refused, 422, "invalid_argument", "/origin")
+
+
 def test_bytes_that_are_no_utf8_are_refused(served: Any, stored: str) -> None:
     raw = b'{"items": [{"id": "a", "text": "\xff east"}]}'
     answer = served.http.post(f"{stored}/items", content=raw, headers={"content-type": "application/json"})

@@ -178,6 +178,11 @@ class TestAdd:
             assert (made["origin"], made["scores"]["cmc@1"]["value"], made["warning"]) == ("added", 1.0, None)
             assert made["made"]["items"]["images"] == 40
 
+    def test_one_item_measures_nothing(self, served: Any, held: str) -> None:
+        verify = {"gallery": held.rpartition("/")[2], "items": 1}
+
+        problem(add(served, "other", "v1", "truncate", verify=verify), 422, "invalid_argument", "/verify/items")
+
     @pytest.mark.parametrize(("new", "told"), [("other", True), ("twin", False)])
     def test_versions_whose_probes_have_little_in_common_are_warned_of(
         self, served: Any, more: dict[str, Version], new: str, told: bool

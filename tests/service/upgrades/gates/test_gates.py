@@ -19,8 +19,8 @@ from service.store.galleries.gallery import gallery_named
 from service.store.tables import embedding, gallery, item
 from service.upgrades.gates import sides
 from service.upgrades.gates.measuring import measure
-from staging.api.steps import gate_by_digit, refusal
-from staging.inputs.builders import make_image, make_version
+from staging.api.steps import gate, gate_by_digit, refusal
+from staging.inputs.builders import add_text, make_image, make_version
 
 
 def vectors(version: Version, make_image: Callable[..., Any]) -> np.ndarray:
@@ -109,6 +109,37 @@ class TestReport:
 
         assert report.status_code == 201, report.text
         assert (report.json()["route"], report.json()["items"]) == (route, items)
+
+    def test_what_no_side_information_is_known_of_is_measured_by_the_route_that_serves_it(
+        self, served: Any, pictures: list[bytes], tmp_path: Path
+    ) -> None:
+        words = {"north": np.eye(4)[0], "east": np.eye(4)[1]}
+        old = add_text(make_version(tmp_path / "tells", "tells", 4, side_dim=3), words)
+        new = make_version(tmp_path / "mover", "mover", 5, edges=[(old, "forward")])
+        assert [served.register(version).status_code for version in (old, new)] == [201, 201]
+        path = served.filled(pictures[:6], "tells", about=lambda n: {"digit": n % 2})
+        text = {"id": "text", "text": "north", "metadata": {"digit": 0}}
+        assert served.http.post(f"{path}/items", json={"items": [text]}).json()["stored"] == 1
+        embeddings = {"tells": np.eye(4).tolist(), "mover": np.eye(5)[:4].tolist()}
+        body = {"entries": [{"label": n % 2} for n in range(4)], "embeddings": embeddings}
+        number = served.http.post(f"{path}/evaluations", json=body).json()["id"]
+
+        over_items, over_set = gate_by_digit(served, path, "mover"), gate(served, path, "mover", evaluation=number)
+
+        assert [one.status_code for one in (over_items, over_set)] == [201, 201], over_items.text + over_set.text
+        assert (over_items.json()["route"], over_items.json()["items"]) == (["forward"], 6)
+        assert (over_set.json()["route"], over_set.json()["items"]) == (["dual"], 4)
+
+    def test_a_damaged_third_version_hinders_none(
+        self, served: Any, made: dict[str, Version], pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = served.filled(pictures, "v1", "v2", about=lambda n: {"digit": n % 5})
+        third = served.runtime.registry.named("v1")
+        with monkeypatch.context() as patch:
+            patch.setattr(third, "problem", "encoder.onnx changed")
+            third.drop_idle(False, 0)
+
+            assert gate_by_digit(served, path, "chain").status_code == 201
 
     def test_tar_is_measured_if_the_new_version_has_embedded_no_pair_of_one_label(
         self, served: Any, made: dict[str, Version]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from index.version import Version
 from regraft.client import Client
 from service.registry.trial_counters import Counters, exceeded_limit
 from service.registry.trial_records import add_counters
@@ -18,6 +20,7 @@ from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.trials import monitor as watching
 from service.upgrades.trials.monitor import share_of
 from staging.api.trials import ask, begin, broken, counted, shown, wait_for
+from staging.inputs.builders import add_text, make_version
 
 
 def added(served: Any, number: int, answers: int, errors: int) -> str | None:
@@ -50,6 +53,18 @@ class TestCanary:
         sides = [counted("canary", "old", 2 * counts["v1"]), counted("canary", "new", 2 * counts["drifted"])]
         found = wait_for(served, filled, number, lambda found: all(side(found) for side in sides))
         assert found["trial"]["canary"]["queries"] == {"old": 2 * counts["v1"], "new": 2 * counts["drifted"]}
+
+    def test_what_the_current_version_cannot_embed_takes_no_part(
+        self, served: Any, filled: str, versions: dict[str, Version], tmp_path: Path
+    ) -> None:
+        words = {"north": np.eye(4)[0], "east": np.eye(4)[1]}
+        reads = add_text(make_version(tmp_path / "reads", "reads", 4, edges=[(versions["v1"], "identity")]), words)
+        assert served.register(reads).status_code == 201
+        begin(served, filled, "reads", "canary", canary={"share": 1.0})
+
+        asked = [served.http.post(f"{filled}/query", json={"texts": [word]}) for word in words]
+
+        assert [(one.status_code, one.json()["code"]) for one in asked] == [(422, "no_text_entrance")] * 2
 
     def test_without_a_key_the_content_decides(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         begin(served, filled, "drifted", "canary", canary={"share": 0.5})
