@@ -79,9 +79,7 @@ class TestRemove:
         }
         assert before == edges(served)
 
-    def test_one_that_only_queries_of_a_version_on_trial_need_is_kept_unless_forced(
-        self, served: Any, many: dict[str, bytes]
-    ) -> None:
+    def test_one_that_only_queries_of_a_version_on_trial_need_is_kept_unless_forced(self, served: Any) -> None:
         served.add("seeing", 4, edges=[("bare", "truncate")])
         path, edge = served.gallery("bare"), ("seeing", "bare", "truncate")
         items = [{"id": str(n), "embedding": row} for n, row in enumerate(EYE.tolist())]
@@ -97,7 +95,8 @@ class TestRemove:
         routes = [{"version": "bare", "items": 3, "before": ["truncate"], "after": None}]
         lost = {"gallery": path.rpartition("/")[2], "version": "seeing", "routes": routes, "moved": 0, "lost": 3}
         assert told == [lost]
-        assert served.query(path, many["0"]).json()["degraded"] == []
+        asked = {"version": "seeing", "embeddings": [[1, 0, 0, 0]]}
+        assert served.http.post(f"{path}/query", json=asked).json()["degraded"] == []
         served.http.post(f"{path}/rollback", json={})
         assert remove(served, *edge, dry_run=True).json()["dependents"] == []
 
