@@ -81,8 +81,8 @@ class DrawOptions:
     """What to draw: up to `sample` queries by `seed`; `label` and `slice` are metadata fields.
 
     `paired`: only items that the new version embeds too can be used. `with_side`: only embeddings by the old version
-    that have side-information. `outside_queries`: the number of queries from an
-    evaluation set; 0: items are the queries. `first`: keys of items to draw before all others.
+    that have side-information. `outside_queries`: the number of queries from an evaluation set; 0: items are the
+    queries. `first`: keys of items to draw before all others.
     """
 
     label: str | None

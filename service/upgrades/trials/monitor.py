@@ -277,7 +277,7 @@ def _is_drawn(trial: Trial, current: LoadedVersion | None, request: TrialQuery) 
     content = request.content
     if content is None or request.version is not None or current is None:
         return None
-    if not {trial.version.name, current.name} <= set(content.encoders):
+    if not {trial.version.name, current.name} <= content.encoders:
         return None
     return share_of(trial, request.key.encode() if request.key else content.digest()) < trial.share
 
