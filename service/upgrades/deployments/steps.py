@@ -16,6 +16,7 @@ from index.errors import InvalidArgument, NoEncoder
 from index.evaluation.gate import GateVerdict
 from service.backfills.states import cancel_backfills
 from service.errors import NoCurrentVersion
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import check_reachable, check_rollback_reach
 from service.registry.trial_counters import summary
 from service.registry.trial_records import CanaryIn, ShadowIn
@@ -132,10 +133,7 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
     """Begin a trial with counts of zero; the counts of the trial before it become evidence of this step."""
     if transition.gallery.current_id is None:
         raise NoCurrentVersion("the gallery has no current version to compare with: deploy without shadow and canary")
-    if not (transition.version.card.encoder or transition.version.card.text):
-        raise NoEncoder(
-            f"version {transition.version.name!r} has no encoder, so it cannot run queries as a shadow or canary"
-        )
+    _check_comparable(transition.version, transition.registry.by_id(transition.gallery.current_id))
     transition.version.check()
     # Locks the deployment's row first, as `trial_records.add_counters` does.
     transition.change(settings=settings.model_dump())
@@ -143,6 +141,16 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
     condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)
     transition.connection.execute(delete(trial_report).where(*condition))
     return {"settings": transition.row.settings, **measured}
+
+
+def _check_comparable(new: LoadedVersion, current: LoadedVersion) -> None:
+    """Raise NoEncoder if no query could take part in a trial: both versions must embed images, or both texts."""
+    cards = (new.card, current.card)
+    if not (all(card.encoder for card in cards) or all(card.text for card in cards)):
+        raise NoEncoder(
+            f"{new.name!r} and the current version {current.name!r} do not both embed images, nor both texts, so no "
+            "query can take part in a shadow or canary: deploy without them"
+        )
 
 
 def _measured(transition: TransitionContext) -> Evidence:

@@ -154,11 +154,13 @@ class TestSteps:
 
         assert deploy(served, served.gallery("v1"), "heir").status_code == 201
 
-    def test_trials_need_a_current_version_and_an_encoder(self, served: Any, filled: str) -> None:
-        empty = served.gallery(None)
+    def test_trials_need_a_current_version_and_queries_that_both_versions_embed(self, served: Any, filled: str) -> None:
+        served.add("seeing", 8, edges=[("blind", "truncate")])
+        empty, unseen = served.gallery(None), served.gallery("blind")
         for until in ("shadow", "canary"):
             assert deploy(served, empty, until=until).json()["code"] == "no_current_version"
             assert deploy(served, filled, "blind", until=until).json()["code"] == "no_encoder"
+            assert deploy(served, unseen, "seeing", until=until).json()["code"] == "no_encoder"
         assert served.http.get(f"{empty}/deployments").json() == {"deployments": []}
 
     def test_an_unknown_deployment_or_one_of_another_gallery_is_not_found(self, served: Any, filled: str) -> None:
