@@ -100,6 +100,8 @@ class FetchedFolders:
             loaded = self._load_version(name, expected)
             known = RemoteVersion(len(self._versions), loaded, expected, self._execution, self._apis)
             self._versions.append(known)
+        elif _deleted(known.version.folder):
+            self._load_version(name, expected)
         return known
 
     def by_id(self, version_id: int) -> RemoteVersion:
@@ -108,7 +110,7 @@ class FetchedFolders:
 
     def edge(self, new: str, named: WorkEdge) -> RemoteEdge:
         """An edge of version `new`, as named by a claim. Raises InvalidVersionFolder if the service has another."""
-        if named.id not in self._edges:
+        if named.id not in self._edges or _deleted(self._edges[named.id].edge.folder):
             self._edges[named.id] = RemoteEdge(named.id, self._load_edge(new, named))
         return self._edges[named.id]
 
@@ -145,10 +147,15 @@ class FetchedFolders:
         with suppress(InvalidVersionFolder, OSError):
             return load()
         with exclusive_access(self._folder):
-            with suppress(InvalidVersionFolder):  # another worker may have fetched it
+            with suppress(InvalidVersionFolder, OSError):  # another worker may have fetched it
                 return load()
             fetch()
             return load()
+
+
+def _deleted(folder: Path | None) -> bool:
+    """Whether a folder is gone, since a cache may be emptied at any time: models are opened after it was loaded."""
+    return folder is not None and not folder.is_dir()
 
 
 class TaskVersions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from index.errors import InvalidVersionFolder
+from index.execution import Execution
 from index.incoming import incoming_folder
 from index.isolated import Limits
 from index.version import Version
@@ -280,6 +282,24 @@ def test_workers_that_share_a_folder_fetch_once(
         together(3, lambda number: workers[number].edge("late", named))
 
     assert fetched == [("late",), (named.id,)]
+
+
+def test_folders_that_are_deleted_while_a_worker_runs_are_fetched_again(
+    keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path
+) -> None:
+    send(keyed, drawn["first"])
+    fill(chunk_size=20)
+    task = claim(keyed)
+    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+        folders = FetchedFolders(client, tmp_path, Execution(1), Limits())
+        for _ in range(2):
+            target = folders.version("late", task["card_sha256"])
+            edge = folders.edge("late", WorkEdge(**task["edges"][0]))
+            assert edge.edge.folder is not None
+            assert (edge.edge.folder / "edge.onnx").is_file()
+            assert (target.encoder(), target.id) == (folders.by_id(0).encoder(), 0)
+            for kept in (*tmp_path.glob("late*"), tmp_path / EDGES):
+                shutil.rmtree(kept)
 
 
 def behind_its_back(backfills: Any) -> None:
