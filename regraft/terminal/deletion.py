@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from index.errors import InvalidArgument
@@ -21,9 +23,14 @@ def delete_named(client: Client, what: str, name: str, rest: str, *, yes: bool, 
 
 
 def confirm_deleting(what: str, *, yes: bool) -> None:
-    """Ask to confirm a deletion unless `yes`. Raises InvalidArgument if there is no terminal to ask on."""
+    """Ask to confirm a deletion unless `yes`. Raises InvalidArgument if nobody can be asked, or no input confirms."""
     if yes:
         return
     if answer.requested:
         raise InvalidArgument(f"--json asks no questions: add --yes to delete {what}", pointer="/yes")
-    typer.confirm(f"Delete {visible(what)}?", abort=True)
+    try:
+        typer.confirm(f"Delete {visible(what)}?", abort=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise InvalidArgument(f"nobody confirmed: add --yes to delete {what}", pointer="/yes") from None

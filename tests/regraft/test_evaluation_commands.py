@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import httpx
@@ -115,10 +117,12 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
     assert service.requests == []
 
 
-def test_evaluation_delete_asks_unless_it_is_told_yes(run, service):
+def test_evaluation_delete_asks_unless_it_is_told_yes(run, service, monkeypatch):
     service.answers["DELETE /v1/galleries/g/evaluations/4"] = httpx.Response(204)
 
     assert run("evaluation", "delete", "g", 4, "--json")[0] == 1
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal, as in a script
+    assert "--yes" in run("evaluation", "delete", "g", 4)[2]
     assert service.requests == []
     assert run("evaluation", "delete", "g", 4, "--yes")[1] == "g: deleted evaluation set 4\n"
 
