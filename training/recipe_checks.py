@@ -83,6 +83,14 @@ def check_choices(recipe: Recipe) -> None:
         raise InvalidArgument("precision 16-mixed requires a GPU; bf16-mixed works on a CPU", pointer="/precision")
     for augment in (recipe.augment, recipe.side_augment or recipe.augment):
         find_augmentation(augment)
+    if recipe.method != "fct" and (recipe.head == "lorentz_mlr") != (recipe.method == "hbct"):
+        # Its input is points of hyperbolic space, which other methods do not make and other heads do not know; FCT
+        # trains no head.
+        raise InvalidArgument(
+            f"method {recipe.method} cannot train head={recipe.head}: hbct requires head=lorentz_mlr, and only hbct "
+            "can train it",
+            pointer="/head",
+        )
     if recipe.patience and not recipe.held_out:
         raise InvalidArgument("patience requires held_out", pointer="/patience")
     if recipe.warmup_epochs > recipe.epochs:

@@ -97,6 +97,8 @@ def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() ->
         ({"augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"side_augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"patience": 1}, "patience requires held_out"),
+        ({"head": "lorentz_mlr"}, "method bct cannot train head=lorentz_mlr: hbct requires head=lorentz_mlr, and only"),
+        ({"method": "hbct", "space": "lorentz", "options": {}}, "method hbct cannot train head=softmax"),
         ({"warmup_epochs": 3}, "warmup_epochs must be 0 to 2, the epochs of the training, not 3"),
         *(
             ({"milestones": m}, "milestones must rise from 1 to below epochs=2")

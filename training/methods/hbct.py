@@ -41,7 +41,7 @@ class Lift(nn.Module):
 
 
 class Hbct(nn.Module):
-    """Base loss + weight * (entailment + contrast); the recipe's head should be lorentz_mlr and its space is lorentz.
+    """Base loss + weight * (entailment + contrast); the recipe's head is lorentz_mlr, its space lorentz.
 
     Args:
         context: see `MethodContext`.
