@@ -98,6 +98,8 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
     module.eval().cpu()
     if validation is not None:
         validation.restore(module)
+        if progress and processes.is_rank_zero():
+            print(validation.told())
 
 
 def checkpoint_of(out: Path) -> Path:

@@ -22,6 +22,9 @@ from training.measurement import apply_edge, compare, run_over
 from training.module import Training
 from training.trained import OUTPUTS
 
+HELD_OUT = "held-out "
+"""With this begins the name of a score of held-out images in a training's logs."""
+
 
 def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
     """Images to train on, and a random share of each class to measure on, two at least.
@@ -65,7 +68,7 @@ class Validation(lightning.Callback):
         assert isinstance(pl_module, Training)
         values = self.measure_pairs(pl_module)
         if trainer.loggers:
-            pl_module.log_dict({f"held-out {pair}": value for pair, value in values.items()})
+            pl_module.log_dict({f"{HELD_OUT}{pair}": value for pair, value in values.items()})
         value = float(trainer.strategy.broadcast(sum(values.values()) / len(values)))
         if value > self.best["value"]:
             self.best = {"value": value, "epoch": trainer.current_epoch, "weights": _weights(pl_module)}
@@ -113,6 +116,10 @@ class Validation(lightning.Callback):
         """Give the module the weights of the best epoch."""
         if self.best["weights"]:
             module.load_state_dict(self.best["weights"], strict=False)
+
+    def told(self) -> str:
+        """Which epoch's weights became the version, and what they were chosen by."""
+        return f"epoch {self.best['epoch'] + 1} was the best: CMC-1 {self.best['value']:.3f} on the held-out images"
 
     def state_dict(self) -> dict[str, Any]:
         return self.best

@@ -127,13 +127,15 @@ def recipe_of(**changes: object) -> Recipe:
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(0, 5), (2, 4)])
-def test_the_best_epochs_weights_become_the_version(
-    patience: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_best_epochs_weights_become_the_version_and_it_is_said(
+    patience: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1])
-    made = Trained.load(path.train(recipe_of(patience=patience), tmp_path / "v", progress=False))
+    monkeypatch.setattr(path, "report_version", lambda *_: None)
+    made = Trained.load(path.train(recipe_of(patience=patience), tmp_path / "v"))
 
     assert len(seen) == epochs
+    assert "epoch 2 was the best: CMC-1 0.900 on the held-out images" in capsys.readouterr().out
     assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
 
 

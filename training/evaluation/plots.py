@@ -13,6 +13,7 @@ from index.evaluation.scores import METRICS
 from index.version import Score
 from training.evaluation.loss_curves import LossCurves
 from training.evaluation.matrix import Evaluation
+from training.validation import HELD_OUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,18 +89,21 @@ def pairs_figure(methods: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
 
 
 def learning_figure(curves: LossCurves) -> Figure:
-    """The mean loss of each epoch, and beside it the parts that the method logs."""
-    figure = _figure(9.2, 3.2)
-    loss, parts = figure.subplots(1, 2)
-    for place, (name, epochs) in enumerate(curves.items()):
-        axes = loss if name == "loss" else parts
-        axes.plot(list(epochs), list(epochs.values()), label=name, color=COLOURS[place % len(COLOURS)])
-    loss.set(title="loss", xlabel="epoch", ylim=(min(0, *loss.get_ylim()), None))
-    parts.set(title="its parts", xlabel="epoch")
-    parts.set_visible(len(curves) > 1)
-    if len(curves) > 1:
-        parts.legend(frameon=False, fontsize=8)
-    for axes in (loss, parts):
+    """A panel each for the mean loss of an epoch, the parts that the method logs, and scores of held-out images."""
+    panels: dict[str, list[str]] = {}
+    for name in curves:
+        title = "loss" if name == "loss" else "CMC-1, held-out images" if name.startswith(HELD_OUT) else "its parts"
+        panels.setdefault(title, []).append(name)
+    figure = _figure(4.6 * len(panels), 3.2)
+    for axes, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for place, name in enumerate(names):
+            label, colour = name.removeprefix(HELD_OUT), COLOURS[place % len(COLOURS)]
+            axes.plot(list(curves[name]), list(curves[name].values()), label=label, color=colour)
+        axes.set(title=title, xlabel="epoch")
+        if title == "loss":
+            axes.set_ylim(min(0, *axes.get_ylim()), None)
+        else:
+            axes.legend(frameon=False, fontsize=8)
         _lighten(axes)
     return figure
 

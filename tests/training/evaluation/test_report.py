@@ -214,7 +214,17 @@ def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
     assert read_loss_curves(tmp_path / "nowhere") == {}
     loss, parts = learning_figure(logged).axes
     assert loss.lines[0].get_ydata().tolist() == [3.0, 1.0, 0.5]
-    assert parts.get_visible()
+    assert (loss.get_title(), parts.get_title()) == ("loss", "its parts")
+
+
+def test_scores_of_held_out_images_are_no_parts_of_the_loss() -> None:
+    logged = {"loss": {1: 3.0, 2: 1.0}, "base": {1: 2.0, 2: 1.0}, "held-out new/new": {1: 0.2, 2: 0.6}}
+    panels = {axes.get_title(): axes for axes in learning_figure(logged).axes}
+
+    assert list(panels) == ["loss", "its parts", "CMC-1, held-out images"]
+    assert [line.get_label() for line in panels["its parts"].lines] == ["base"]
+    assert [line.get_label() for line in panels["CMC-1, held-out images"].lines] == ["new/new"]
+    assert [axes.get_title() for axes in learning_figure({"loss": {1: 3.0}}).axes] == ["loss"]
 
 
 def test_the_learning_curve_begins_with_the_last_training_into_the_folder(tmp_path: Path) -> None:
