@@ -6,7 +6,7 @@ import torch
 from index.version import Preprocess
 from training.data.transforms import AUGMENTATIONS
 from training.method import OldSummary
-from training.methods import METHODS
+from training.methods import METHODS, method_options
 from training.methods.compatible import Compatible
 from training.networks.backbones import build_backbone
 from training.networks.side_information import dim_of as side_dim_of
@@ -70,6 +70,14 @@ def test_a_family_has_a_recipe_for_every_method(family: Family) -> None:
     assert {recipe.method for recipe in recipes} == set(METHODS)
     assert all(RECIPES[recipe.name]() == recipe for recipe in recipes)
     assert set(family.tuned) <= set(Family.parts())
+
+
+@pytest.mark.parametrize("name", [name for name, make in RECIPES.items() if make().method == "l2"])
+def test_a_summary_of_l2_speaks_of_old_classes_only_where_it_holds_no_others(name: str) -> None:
+    recipe = RECIPES[name]()
+    over = {**method_options("l2"), **recipe.options}["over"]
+
+    assert ("old classes" in recipe.summary) == (over == "old")
 
 
 def test_a_family_changes_only_what_a_method_needs() -> None:

@@ -189,7 +189,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits_bt2": digits_bt2,
     "digits_hyperbolic": digits_hyperbolic,
     "digits_hbct": digits_hbct,
-    "digits_l2": partial(digits_baseline, "l2", "embeddings of old classes kept in place (baseline l2)"),
+    "digits_l2": partial(digits_baseline, "l2", "embeddings kept in place (baseline l2)"),
     "digits_lwf": partial(digits_baseline, "lwf", "the old classifier's outputs distilled (baseline LwF)"),
     "digits_contrast": partial(digits_baseline, "contrast", "contrast with old and new embeddings (BT2's baseline)"),
     "digits_hot_refresh": partial(digits_baseline, "hot_refresh", "the same contrast, sharper (Hot-Refresh)"),

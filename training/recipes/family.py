@@ -56,7 +56,7 @@ STANDALONE_PARTS: dict[str, str] = {
 }
 """Part -> summary, of versions that are trained without an old one."""
 METHOD_PARTS: dict[str, str] = {
-    "l2": "old classes are held in place (l2)",
+    "l2": "embeddings are held in place (l2)",
     "lwf": "the old classifier is distilled (LwF)",
     "bct": "the old classifier reads new embeddings (BCT)",
     "contrast": "contrast with old embeddings (BT2's baseline)",
