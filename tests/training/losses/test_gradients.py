@@ -7,7 +7,8 @@ import torch
 
 from tensors import draw64
 from training.losses import contrasts, losses
-from training.method import EmbeddedBatch, OldSummary
+from training.method import Classifier, EmbeddedBatch, OldSummary
+from training.networks.heads import HEADS
 from training.recipes import Recipe
 from training.trained import build_method
 
@@ -60,22 +61,41 @@ def test_gradients_of_what_looks_at_no_old_embedding_equal_finite_differences(na
 WHOLE: dict[str, dict[str, object]] = {
     "independent": {},
     "l2": {},
+    "l2, letter": {"over": "old", "unit": False},
     "lwf": {},
+    "lwf, raw": {"logits": "raw"},
     "bct": {},
+    "bct, head": {"logits": "head"},
+    "bct, raw": {"logits": "raw"},
     "bct, distill": {"influence": "distill", "logits": "cosine"},
     "bct, alleviate": {"influence": "old", "logits": "raw", "alleviate": True},
     "contrast": {},
     "hot_refresh": {},
     "hot_refresh, triplet": {"form": "triplet", "hardest": 2},
+    "hot_refresh, plain": {"among_new": False, "hardest": 1},
     # Reversed gradients are none of the loss's own: at the end of a training they have faded out.
     "advbct": {"threshold": 0.1},
     "hoc": {},
     "bt2": {"extra": 2},
+    "bt2, cosine": {"extra": 2, "logits": "cosine"},
     "oca": {},
     "oca, raw": {"logits": "raw"},
+    "oca, cosine": {"logits": "cosine"},
     "hbct": {},
+    "hbct, cosine": {"contrast": "cosine"},
 }
 """Method and options; FCT's loss is `mean_square` of what its transform makes."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_of_a_head_and_of_its_weights_equal_finite_differences(name: str) -> None:
+    torch.manual_seed(0)
+    base = Classifier(HEADS[name](3, 3), 0.1).double()
+
+    def loss(z_BD: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return base(z_BD, LABELS)
+
+    assert torch.autograd.gradcheck(loss, (draw64(4, 3).requires_grad_(), *base.parameters()))
 
 
 @pytest.mark.parametrize("form", WHOLE)
