@@ -68,6 +68,7 @@ class OldSummary:
         radius_C: distance of the farthest of them from it, outliers apart.
         side_dim: S, how many numbers of side-information it stores with each item.
         head_scale: s where the old head's logits are s times cosines, and so its rows of length s.
+        reach: largest distance of an old embedding from the origin, in space lorentz (K = 1).
     """
 
     mean_CN: Tensor
@@ -79,6 +80,7 @@ class OldSummary:
     radius_C: Tensor | None = None
     side_dim: int = 0
     head_scale: float | None = None
+    reach: float = 0.0
 
     @property
     def dim(self) -> int:

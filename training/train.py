@@ -320,4 +320,5 @@ def summarise_old(old: Trained | StoredVersion, data: Data) -> OldSummary:
         centre_CN=centre_CN,
         radius_C=class_radii(unit_SN, label_S, centre_CN),
         side_dim=old.side_dim,
+        reach=float(raw_SN.norm(dim=1).max().asinh()) if old.space == "lorentz" else 0.0,
     )

@@ -25,6 +25,8 @@ CURVATURE = 1.0
 """K of the exported space."""
 
 HEAD_STARTS = ("drawn", "adacos")
+LEAST_ROOM = 1e-3
+"""By how much zeta must exceed the distances of old embeddings, which differ from their own zeta by rounding."""
 CONTRASTS = ("rince", "cosine", "info_nce", "none")
 
 
@@ -56,7 +58,7 @@ class Hbct(nn.Module):
         boundary: eps, the cones' width.
 
     Raises:
-        InvalidArgument: either space is not lorentz, or old and new dimensions differ.
+        InvalidArgument: either space is not lorentz, old and new dimensions differ, or old embeddings reach zeta.
     """
 
     trains_encoder = True
@@ -77,7 +79,7 @@ class Hbct(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("head_start", head_start, HEAD_STARTS)
-        _check(context, contrast)
+        _check(context, zeta, contrast)
         self.edge_kind = EdgeKind.IDENTITY if context.old else None
         self.transform = Lift(zeta)
         self.classifier = context.classifier(context.dim)
@@ -120,7 +122,7 @@ def _set_row_norms(rows_CD: Tensor, norm: float) -> None:
     rows_CD.copy_(norm * F.normalize(rows_CD))
 
 
-def _check(context: MethodContext, contrast: str) -> None:
+def _check(context: MethodContext, zeta: float, contrast: str) -> None:
     check_choice("contrast", contrast, CONTRASTS)
     if context.space != "lorentz":
         raise InvalidArgument(f"hbct needs space=lorentz, not {context.space}", pointer="/space")
@@ -132,4 +134,10 @@ def _check(context: MethodContext, contrast: str) -> None:
     if context.old is not None and context.old.dim != context.dim:
         raise InvalidArgument(
             f"hbct needs the old version's dimension {context.old.dim}, not {context.dim}", pointer="/dim"
+        )
+    if context.old is not None and zeta < context.old.reach + LEAST_ROOM:
+        raise InvalidArgument(
+            f"zeta must be above {context.old.reach:.2f}, the largest distance of an old embedding from the origin; "
+            f"it is {zeta}, and HBCT clips each update 0.2 further out",
+            pointer="/zeta",
         )

@@ -18,9 +18,11 @@ from training.networks.heads import LorentzMLR
 DIM, CLASSES = 4, 3
 
 
-def method_context(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> MethodContext:
+def method_context(
+    old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz", reach: float = 0.0
+) -> MethodContext:
     rows = torch.zeros(CLASSES, dtype=torch.long)
-    old = None if old_dim is None else OldSummary(draw(CLASSES, old_dim), rows, space=old_space)
+    old = None if old_dim is None else OldSummary(draw(CLASSES, old_dim), rows, space=old_space, reach=reach)
     return MethodContext(DIM, CLASSES, lambda d: Classifier(LorentzMLR(d, CLASSES)), old, space)
 
 
@@ -137,6 +139,9 @@ def test_what_cannot_work_is_refused() -> None:
         Hbct(method_context(old_space="cosine"))
     with pytest.raises(InvalidArgument, match="old version's dimension 7, not 4"):
         Hbct(method_context(old_dim=7))
+    with pytest.raises(InvalidArgument, match=r"zeta must be above 1\.20"):
+        Hbct(method_context(reach=1.2), zeta=1.2)
+    Hbct(method_context(reach=1.2), zeta=1.4)
     with pytest.raises(InvalidArgument, match="contrast must be one of rince, cosine, info_nce, none"):
         build(contrast="nce")
     with pytest.raises(InvalidArgument, match="head_start must be one of drawn, adacos"):

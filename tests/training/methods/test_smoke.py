@@ -23,7 +23,9 @@ from staging.inputs.recipes import quick
 from training import train as path
 from training.data.images import Data, ImageDataset
 from training.evaluation.embeddings import embed_version
+from training.losses import lorentz
 from training.losses.losses import UNKNOWN
+from training.measurement import run_over
 from training.recipes import RECIPES, find_recipe
 from training.sources import load_data
 from training.trained import Trained
@@ -211,3 +213,15 @@ def test_describe_gives_methods_the_old_versions_means_centres_and_radii(referen
     usual = [x for x in away if x <= high + 1.5 * (high - low)]
     assert described.radius_C.tolist()[7] == pytest.approx(usual[-1])
     assert int((described.label_C == UNKNOWN).sum()) == 5
+    assert described.reach == 0
+
+
+def test_the_reach_of_a_hyperbolic_old_version_is_its_largest_distance_from_the_origin(
+    references: dict[str, Path],
+) -> None:
+    old, data = Trained.load(references["hyperbolic"]), load_data("digits_new", "")
+    points = run_over(data.train, old, old.recipe.preprocess)
+
+    reach = path.summarise_old(old, data).reach
+
+    assert reach == pytest.approx(float(lorentz.distance(points, torch.zeros_like(points)).max()), abs=1e-4)
