@@ -17,7 +17,6 @@ from PIL import Image
 from index.edges.transform import load_transform
 from index.encoders.image import Pixels, preprocess_batch
 from index.encoders.model import (
-    FLOAT,
     Model,
     check_probe,
     check_shape,
@@ -185,7 +184,7 @@ def _image_model(version: Version, name: str, shape: tuple[int, int, int], width
     """Open a model with one input (N, C, H, W)."""
 
     def check(inputs: Sequence[ort.NodeArg]) -> None:
-        check_shape(name, "input", single_node(name, "input", inputs, FLOAT).shape, shape)
+        check_shape(name, "input", single_node(name, "input", inputs).shape, shape)
 
     return Model(version, name, width, check, execution)
 

@@ -45,7 +45,7 @@ class Model:
         self.session = open_model(version.folder / name, name, execution=execution, expected=expected)
         self.inputs: Sequence[ort.NodeArg] = self.session.get_inputs()
         check_inputs(self.inputs)
-        output = single_node(name, "output", self.session.get_outputs(), FLOAT)
+        output = single_node(name, "output", self.session.get_outputs())
         check_shape(name, "output", output.shape, (width,))
 
     def run(self, inputs: Mapping[str, NDArray[Any]], what: str) -> Vectors:
@@ -99,11 +99,11 @@ def space_of(card: Card) -> Space:
         raise InvalidVersionFolder(f"card.json: {error.message}", pointer=error.pointer) from error
 
 
-def single_node(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.NodeArg:
-    """The only input or output of a model. Raises InvalidVersionFolder if there are several, or of another type."""
-    if len(found) != 1 or found[0].type != kind:
+def single_node(name: str, side: str, found: Sequence[ort.NodeArg]) -> ort.NodeArg:
+    """The only input or output of a model. Raises InvalidVersionFolder if there are several, or it is not FLOAT."""
+    if len(found) != 1 or found[0].type != FLOAT:
         given = ", ".join(f"{n.name}: {n.type}" for n in found)
-        raise wrong(name, f"needs exactly one {side} of type {kind}, not {given}")
+        raise wrong(name, f"needs exactly one {side} of type {FLOAT}, not {given}")
     return found[0]
 
 

@@ -45,14 +45,13 @@ def measure_curves(
     *,
     metric: str = "cmc@1",
     points: int = POINTS,
-    seed: int = 0,
 ) -> dict[tuple[str, str], MeasuredCurve]:
     """Measure a backfill in several orders, raw and calibrated; the arguments are those of `curve_values`.
 
     Returns:
         (order, "raw" or "calibrated") -> curve.
     """
-    values = curve_values(before, after, relevance, orders, (RAW, CALIBRATED), metric=metric, points=points, seed=seed)
+    values = curve_values(before, after, relevance, orders, (RAW, CALIBRATED), metric=metric, points=points)
     return {key: _curve(values_PV) for key, values_PV in values.items()}
 
 

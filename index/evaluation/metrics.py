@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MEAN_AP = "mAP@1.0"
+KS = (1, 5)
+"""The k of CMC@k by default."""
 BLOCK_SCORES = 4_000_000
 """Scores per block by default: about 100 MB with their sort keys, whatever the number of items."""
 
@@ -96,7 +98,7 @@ def retrieval(
     space: Space,
     *,
     remove_self: ArrayLike | None = None,
-    ks: Sequence[int] = (1, 5),
+    ks: Sequence[int] = KS,
     block: int | None = None,
 ) -> Retrieval:
     """Rank all items for each query and measure CMC@k and average precision; see `mixed_retrieval`."""
@@ -110,7 +112,7 @@ def mixed_retrieval(
     item_labels: ArrayLike,
     *,
     remove_self: ArrayLike | None = None,
-    ks: Sequence[int] = (1, 5),
+    ks: Sequence[int] = KS,
     block: int | None = None,
 ) -> Retrieval:
     """Rank the items of several versions as one list, and measure CMC@k and average precision.
@@ -141,7 +143,7 @@ def mixed_retrieval(
     return joined(parts, ks)
 
 
-def ranked(cost_BN: NDArray[np.float32], relevant_BN: Bools, ks: Sequence[int] = (1, 5)) -> Retrieval:
+def ranked(cost_BN: NDArray[np.float32], relevant_BN: Bools, ks: Sequence[int] = KS) -> Retrieval:
     """Rank the items of each query by ascending cost, and measure. Call `leave_out` before."""
     keys_BN = _sort_keys(cost_BN, relevant_BN)
     keys_BN.sort(axis=1)
@@ -165,23 +167,20 @@ def leave_out(self_B: Ints, cost_BN: NDArray[np.floating], relevant_BN: Bools) -
     relevant_BN[rows, self_B[rows]] = False
 
 
-def retrieval_from_rankings(
-    ranked_labels_QK: ArrayLike, query_labels: ArrayLike, positives: ArrayLike, ks: Sequence[int] = (1, 5)
-) -> Retrieval:
-    """Measure rankings that a service answered.
+def retrieval_from_rankings(ranked_labels_QK: ArrayLike, query_labels: ArrayLike, positives: ArrayLike) -> Retrieval:
+    """Measure rankings that a service answered by CMC@1, CMC@5 and average precision.
 
     Args:
         ranked_labels_QK: class of each match, best first; padded with a label that no query has.
         query_labels: (Q,) class of each query.
         positives: (Q,) number of all items of the query's class. Those not ranked count as missed, so the average
             precision is exact if K is the number of items.
-        ks: the k of CMC@k.
     """
     relevant_QK = np.asarray(ranked_labels_QK) == np.asarray(query_labels)[:, None]
     positives_Q = np.asarray(positives)
     if (relevant_QK.sum(axis=1) > positives_Q).any():
         raise InvalidArgument("a ranking has more correct items than exist", pointer="/positives")
-    return joined([_measure(relevant_QK, positives_Q, ks)], ks)
+    return joined([_measure(relevant_QK, positives_Q)])
 
 
 def mean_interval(values: ArrayLike, seed: int = 0, *, n: int = 1000, level: float = 0.95) -> Score:
@@ -370,7 +369,7 @@ def _sort_keys(cost_BN: NDArray[np.float32], relevant_BN: Bools) -> NDArray[np.u
     return keys
 
 
-def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int]) -> Retrieval:
+def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int] = KS) -> Retrieval:
     """Hits and average precision from the relevance of ranked items, best first."""
     row, rank = np.nonzero(relevant_BK)
     found_B = np.bincount(row, minlength=len(relevant_BK))
@@ -381,7 +380,7 @@ def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int]) -> Retrie
     return Retrieval(hits, sum_B / np.maximum(positives_B, 1), positives_B > 0)
 
 
-def joined(parts: Sequence[Retrieval], ks: Sequence[int]) -> Retrieval:
+def joined(parts: Sequence[Retrieval], ks: Sequence[int] = KS) -> Retrieval:
     """Concatenate the results of blocks of queries."""
     if not parts:
         return Retrieval({k: np.empty(0, bool) for k in ks}, np.empty(0), np.empty(0, bool))

@@ -5,7 +5,7 @@ Shape suffixes: Q queries, N items, K listed items, B one block of queries.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,12 +90,12 @@ def label_codes(labels: Iterable[Hashable]) -> Ints:
     return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
 
 
-def retrieval_by(shard: Compared, relevance: Relevance, ks: Sequence[int] = (1, 5)) -> Retrieval:
-    """Rank all items for each query and measure CMC@k and average precision, for any kind of relevance."""
+def retrieval_by(shard: Compared, relevance: Relevance) -> Retrieval:
+    """Rank all items for each query and measure CMC@1, CMC@5 and average precision, for any kind of relevance."""
     queries, items = comparable(shard)
     parts = []
     for rows in blocks(len(queries), len(items)):
         cost_BN, relevant_BN = costs(queries[rows], items, shard.space), relevance.relevant(rows)
         leave_out(relevance.self_Q[rows], cost_BN, relevant_BN)
-        parts.append(ranked(cost_BN, relevant_BN, ks))
-    return joined(parts, ks)
+        parts.append(ranked(cost_BN, relevant_BN))
+    return joined(parts)

@@ -17,6 +17,8 @@ from index.errors import InvalidFilter, escaped, shortened
 
 Scalar = str | int | float | bool | None
 
+POINTER = "/filter"
+"""The JSON pointer of a filter in every request."""
 MAX_DEPTH = 16
 """Maximum nesting of `and`, `or` and `not`."""
 MAX_CONDITIONS = 100
@@ -98,17 +100,13 @@ class Not:
 Filter = Condition | And | Or | Not
 
 
-def parse_filter(value: object, pointer: str = "/filter") -> Filter:
-    """Parse and check a filter.
-
-    Args:
-        value: the parsed JSON.
-        pointer: JSON pointer of the filter in the request.
+def parse_filter(value: object) -> Filter:
+    """Parse and check a filter, given as parsed JSON; in every request it is the field `filter`.
 
     Raises:
         InvalidFilter: not legal by docs/filters.md; its pointer is the place, its message says what is legal there.
     """
-    return _parse(value, pointer, 1, _Size(pointer))
+    return _parse(value, POINTER, 1, _Size())
 
 
 def keys_of(where: Filter) -> frozenset[str]:
@@ -159,8 +157,7 @@ def _with_whole_numbers(value: Any) -> Any:
 class _Size:
     """Counts the conditions and values of a filter while it is parsed, to refuse a large one early."""
 
-    def __init__(self, pointer: str) -> None:
-        self._pointer = pointer
+    def __init__(self) -> None:
         self._conditions = self._values = 0
 
     def add(self, read: Condition) -> Condition:
@@ -173,7 +170,7 @@ class _Size:
 
     def _check(self, count: int, most: int, what: str) -> None:
         if count > most:
-            raise InvalidFilter(f"a filter has at most {most} {what}", pointer=self._pointer)
+            raise InvalidFilter(f"a filter has at most {most} {what}", pointer=POINTER)
 
 
 def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:

@@ -206,7 +206,7 @@ def relevance_of(data: Data) -> LabelRelevance:
     return relevance
 
 
-def ratio_interval(numerator_Q: ArrayLike, denominator_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
+def ratio_interval(numerator_Q: ArrayLike, denominator_Q: ArrayLike) -> Score | None:
     """mean(numerator) / mean(denominator) over the same queries with its 95 % percentile bootstrap interval.
 
     None unless mean(denominator) is above 0, see `index.evaluation.metrics.p_com`; resamples in which it is 0 are left
@@ -215,8 +215,8 @@ def ratio_interval(numerator_Q: ArrayLike, denominator_Q: ArrayLike, seed: int =
     top, bottom = np.asarray(numerator_Q, np.float64), np.asarray(denominator_Q, np.float64)
     if bottom.mean() <= 0:
         return None
-    generator = np.random.default_rng(seed)
-    samples = (generator.integers(len(top), size=len(top)) for _ in range(n))
+    generator = np.random.default_rng(0)
+    samples = (generator.integers(len(top), size=len(top)) for _ in range(1000))
     tops, bottoms = np.array([(top[rows].mean(), bottom[rows].mean()) for rows in samples]).T
     low, high = np.quantile(tops[bottoms != 0] / bottoms[bottoms != 0], [0.025, 0.975])
     return Score(float(top.mean() / bottom.mean()), float(low), float(high))
