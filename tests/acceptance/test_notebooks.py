@@ -31,7 +31,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
         worker = threading.Thread(target=work)
         worker.start()
-        yield str(running.http.base_url).removesuffix("/v1/")
+        yield running.url
         ended.set()
         worker.join()
 

@@ -83,6 +83,17 @@ def server(postgres: Server | str) -> Server:
     return postgres
 
 
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server of one test alone, because it stops or all its databases fail over together."""
+    try:
+        server = Server()
+    except NoServer as error:
+        pytest.skip(f"no PostgreSQL here: {error}")
+    with closing(server):
+        yield server
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.param)

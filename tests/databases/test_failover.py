@@ -19,23 +19,12 @@ from service.store.galleries.snapshots import snapshots_of
 from service.store.offloading.offloader import Offloader
 from service.store.vectors.codec import to_bytes
 from service.store.vectors.files import files
-from staging.external.postgres import NoServer, Server
+from staging.external.postgres import Server
 from staging.inputs.builders import make_version
 from staging.states.replicated import ReplicatedWorld
 from staging.states.settling import settled_at_once
 
 LOST, KEPT = {"lost1": [0.0, 1.0], "lost2": [0.6, 0.8]}, {f"kept{n}": [1.0, n] for n in range(4)}
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server of this test alone, as all its databases fail over together."""
-    try:
-        server = Server()
-    except NoServer as error:
-        pytest.skip(f"no PostgreSQL here: {error}")
-    with closing(server):
-        yield server
 
 
 @pytest.fixture

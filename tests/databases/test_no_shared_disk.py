@@ -16,7 +16,7 @@ from service.runtime import running
 from service.settings import Settings
 from service.store.image_store.object_store import open_store
 from staging.api.served import serving
-from staging.external.s3 import ObjectStore, object_store
+from staging.external.s3 import ObjectStore, reachable_object_store
 from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
 from staging.states.working import work
 
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[ObjectStore]:
-    with object_store() as emulator, pytest.MonkeyPatch.context() as patch:
-        for name, value in emulator.environment.items():
-            patch.setenv(name, value)
+    with reachable_object_store() as emulator:
         yield emulator
 
 

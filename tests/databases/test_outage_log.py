@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,19 +13,8 @@ from service.settings import Settings
 from service.store import outages
 from service.store.outages import OutageLog
 from staging.api.served import serving
-from staging.external.postgres import NoServer, Server
+from staging.external.postgres import Server
 from staging.waiting import until
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server of this test alone, as it stops."""
-    try:
-        server = Server()
-    except NoServer as error:
-        pytest.skip(f"no PostgreSQL here: {error}")
-    with closing(server):
-        yield server
 
 
 class Counted(OutageLog):

@@ -41,7 +41,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service without versions, which takes at most 20 kB of JSON in a request."""
     data = tmp_path_factory.mktemp("integrations") / "data"
     with verified_here(), migrated_once(), serving(Settings(data=data, max_json_bytes=20_000)) as running:
-        yield str(running.http.base_url).removesuffix("/v1/")
+        yield running.url
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def url(tmp_path_factory):
     root = tmp_path_factory.mktemp("items")
     with short_starts(), serving(Settings(data=root / "data")) as served:
         assert served.register(make_version(root / "v1", "v1", 4)).status_code == 201
-        yield str(served.http.base_url).removesuffix("/v1/")
+        yield served.url
 
 
 @pytest.fixture

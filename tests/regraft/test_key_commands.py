@@ -16,7 +16,7 @@ KEY = "correct horse battery"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     with serving(Settings(data=tmp_path_factory.mktemp("keys"), api_key=KEY)) as served:
-        yield str(served.http.base_url).removesuffix("/v1/")
+        yield served.url
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from service.store.offloading import offloader
 from service.store.tables import embedding
 from service.store.vectors.files import IS_IN_DATABASE, files
 from staging.api.served import Served, problem, serving
-from staging.external.s3 import ObjectStore, object_store
+from staging.external.s3 import ObjectStore, reachable_object_store
 from staging.states.settling import settled_at_once
 from staging.waiting import until
 
@@ -28,9 +28,7 @@ ITEMS = 12
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[ObjectStore]:
-    with object_store() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
+    with reachable_object_store() as running, pytest.MonkeyPatch.context() as patch:
         settled_at_once(patch, PAUSE_SECONDS=0.01, LEASE_SECONDS=0.5)
         yield running
 

@@ -35,7 +35,7 @@ def served(settings: Settings, provider: Provider, tmp_path: Path) -> Iterator[S
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as made:
+    with Client(served.url) as made:
         yield made
 
 

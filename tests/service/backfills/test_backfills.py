@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from service.backfills import planning
 from service.store.tables import backfill_chunk, item
+from staging.api.steps import refusal
 from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -37,10 +38,6 @@ def shown(served: Any, number: int) -> dict[str, Any]:
 def chunks_of(served: Any, number: int) -> list[Any]:
     with served.runtime.database.lookup() as connection:
         return list(connection.execute(select(backfill_chunk).where(backfill_chunk.c.backfill_id == number)))
-
-
-def problem(response: Any) -> tuple[int, str, list[str]]:
-    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
 
 
 class TestStart:
@@ -120,22 +117,22 @@ class TestStart:
     def test_a_gallery_has_one_active_backfill(self, served: Any, filled: str) -> None:
         number = start(served, filled).json()["id"]
 
-        assert problem(start(served, filled))[:2] == (409, "backfill_active")
+        assert refusal(start(served, filled))[:2] == (409, "backfill_active")
         turn(served, number, "pause")
-        assert problem(start(served, filled))[:2] == (409, "backfill_active")
+        assert refusal(start(served, filled))[:2] == (409, "backfill_active")
         turn(served, number, "cancel")
         assert start(served, filled).status_code == 202
 
     def test_the_target_is_the_current_version(self, served: Any, filled: str) -> None:
-        assert problem(start(served, filled, version="v1")) == (409, "not_current", ["/version"])
-        assert problem(start(served, filled, version="v9")) == (404, "unknown_version", ["/version"])
-        assert problem(start(served, served.gallery(None)))[:2] == (409, "no_current_version")
-        assert problem(start(served, "/galleries/nowhere"))[:2] == (404, "unknown_gallery")
+        assert refusal(start(served, filled, version="v1")) == (409, "not_current", ["/version"])
+        assert refusal(start(served, filled, version="v9")) == (404, "unknown_version", ["/version"])
+        assert refusal(start(served, served.gallery(None)))[:2] == (409, "no_current_version")
+        assert refusal(start(served, "/galleries/nowhere"))[:2] == (404, "unknown_gallery")
         assert start(served, filled, version="v2").status_code == 202
 
     def test_reencode_needs_an_encoder_and_transform_an_item_edge(self, served: Any, filled: str) -> None:
-        assert problem(start(served, served.gallery("plain"))) == (409, "no_encoder", ["/kind"])
-        assert problem(start(served, filled, kind="transform")) == (409, "no_route", ["/kind"])
+        assert refusal(start(served, served.gallery("plain"))) == (409, "no_encoder", ["/kind"])
+        assert refusal(start(served, filled, kind="transform")) == (409, "no_route", ["/kind"])
 
     @pytest.mark.parametrize(
         ("fields", "pointer"),
@@ -150,7 +147,7 @@ class TestStart:
         ],
     )
     def test_an_illegal_field_is_named(self, served: Any, filled: str, fields: dict[str, Any], pointer: str) -> None:
-        assert problem(start(served, filled, **fields)) == (422, "invalid_request", [pointer])
+        assert refusal(start(served, filled, **fields)) == (422, "invalid_request", [pointer])
         assert served.http.get(f"{filled}/backfills").json() == {"backfills": []}
 
 
@@ -191,7 +188,7 @@ class TestSteering:
         served.work()
 
         for action in ("pause", "resume", "cancel"):
-            assert problem(turn(served, number, action))[:2] == (409, "backfill_ended")
+            assert refusal(turn(served, number, action))[:2] == (409, "backfill_ended")
         assert shown(served, number)["state"] == "done"
 
     @pytest.mark.parametrize("number", [10**9, 0, -1, 1 << 70])
@@ -230,7 +227,7 @@ class TestFailures:
         assert (first["failures"], second["failures"]) == (listed["failures"][:1], listed["failures"][1:])
         for cursor in ("?", "LTE=", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5"):  # no number, -1, more than fits
             refused = served.http.get(f"/backfills/{number}/failures", params={"cursor": cursor})
-            assert problem(refused)[:2] == (422, "invalid_argument")
+            assert refusal(refused)[:2] == (422, "invalid_argument")
         answer = served.query(filled, pictures[3], k=20).json()
         assert (answer["mix"], answer["degraded"]) == ({"v1": 2, "v2": 18}, [])
 

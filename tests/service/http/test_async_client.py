@@ -20,7 +20,7 @@ def ask(served: Any, task: Callable[[AsyncClient], Awaitable[Any]], **options: A
     """What a task comes to that is given a client."""
 
     async def within() -> Any:
-        async with AsyncClient(str(served.http.base_url).removesuffix("/v1/"), **options) as client:
+        async with AsyncClient(served.url, **options) as client:
             return await task(client)
 
     return asyncio.run(within())
@@ -92,7 +92,7 @@ def test_a_watch_that_is_left_early_closes_its_stream(served: Any, pictures: lis
         return first.id, transport._pool.connections
 
     assert ask(served, leave) == (number, [])
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+    with Client(served.url) as client:
         told = client.watch_backfill(number)
         assert next(told).id == number
         told.close()
@@ -116,7 +116,7 @@ def test_what_is_watched_holds_up_no_request(
 
 
 def test_what_is_refused_or_not_there_is_the_same_error_as_of_the_other_client(served: Any) -> None:
-    url = str(served.http.base_url).removesuffix("/v1/")
+    url = served.url
     for task in (lambda c: c.gallery("nowhere"), lambda c: c.query("nowhere", texts=["a"], k=-1)):
         with Client(url) as client, pytest.raises(Problem) as told:
             task(client)

@@ -21,7 +21,7 @@ from staging.inputs.builders import make_image
 
 @pytest.fixture
 def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    monkeypatch.setenv("REGRAFT_URL", str(served.http.base_url).removesuffix("/v1/"))
+    monkeypatch.setenv("REGRAFT_URL", served.url)
 
     def command(*words: object) -> tuple[int, Any, str]:
         monkeypatch.setattr(sys, "argv", ["regraft", *map(str, words), "--json"])

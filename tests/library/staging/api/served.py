@@ -41,6 +41,11 @@ class Served:
     versions: dict[str, Version] = field(default_factory=dict)
     """The registered versions, by name."""
 
+    @property
+    def url(self) -> str:
+        """The address of the server, as a client of ours takes it."""
+        return str(self.http.base_url).removesuffix("/v1/")
+
     def add(self, name: str, dim: int, *, variance: str = "", edges: Edges = (), **about: Any) -> Version:
         """Build and register a version; `edges`: to old versions; `variance`: whose item edge has a variance."""
         folder = self.runtime.settings.data.parent / f"{self.runtime.settings.data.name}-added" / name
@@ -178,3 +183,9 @@ def problem(response: httpx.Response, status: int, code: str, pointer: str | Non
     if pointer is not None:
         assert pointer in [error["pointer"] for error in told["errors"]], told
     return told
+
+
+def ids(response: httpx.Response) -> list[list[str]]:
+    """Assert that a query was answered, and return the ids of its matches."""
+    assert response.status_code == 200, response.text
+    return [[m["id"] for m in result["matches"]] for result in response.json()["results"]]

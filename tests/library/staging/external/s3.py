@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from s3fs import S3FileSystem
 
 from regraft.connection import certificates
@@ -74,3 +75,12 @@ def object_store() -> Iterator[ObjectStore]:
         yield made
     finally:
         made.stop()
+
+
+@contextmanager
+def reachable_object_store() -> Iterator[ObjectStore]:
+    """An emulator that clients in this process find by its environment variables."""
+    with object_store() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running

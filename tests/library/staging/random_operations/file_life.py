@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from service.store.blob_references import open_blobs
-from service.store.tables import embedding
-from service.store.vectors.files import IS_IN_DATABASE, vector_file
+from service.store.vectors.files import vector_file
 from staging.processes.site import Site
 from staging.random_operations.life import Life
 from staging.random_operations.lives import NAME, step
+from staging.states.vector_site import vectors_in_files
 from staging.waiting import until
 
 WAIT_SECONDS = 2.0
@@ -32,10 +32,7 @@ class FileSite(Site):
 
     def far(self) -> int:
         """Number of vectors in files."""
-        with self.database.lookup() as connection:
-            return int(
-                connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one()
-            )
+        return vectors_in_files(self.database)
 
     def files(self) -> dict[int, str]:
         """The state of each file that has a row."""

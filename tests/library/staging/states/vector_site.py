@@ -27,6 +27,12 @@ GALLERIES = ("g", "h")
 IDS = [f"i{n}" for n in range(40)]
 
 
+def vectors_in_files(database: Database) -> int:
+    """How many vectors a database does not hold itself."""
+    with database.lookup() as connection:
+        return int(connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one())
+
+
 class Site:
     """A database with its image store, a plain model of what both hold, and whoever moves vectors."""
 
@@ -87,10 +93,7 @@ class Site:
 
     def far(self) -> int:
         """Vectors that the database does not hold itself."""
-        with self.database.lookup() as connection:
-            return int(
-                connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one()
-            )
+        return vectors_in_files(self.database)
 
     def there(self) -> dict[str, str]:
         """Key -> state of each file that has a row."""

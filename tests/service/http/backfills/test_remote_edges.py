@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,7 +16,6 @@ from index.errors import InvalidVersionFolder
 from index.execution import Execution
 from index.incoming import incoming_folder
 from index.isolated import Limits
-from index.version import Version
 from index.version_folder.folder import card_sha256
 from regraft.client import Client
 from regraft.models import WorkEdge
@@ -26,6 +23,7 @@ from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, FetchedFolders
 from service.registry import edge_archive
 from service.settings import Settings
+from staging.api import edges
 from staging.api.served import serving
 from staging.inputs.builders import make_version
 from staging.processes.forked import Forked, environment
@@ -45,15 +43,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     late = make_version(root / "late", "late", 5)
     fitted = make_version(root / "one" / "late", "late", 5, edges=[(sided, "forward")])
     other = make_version(root / "two" / "late", "late", 5, seed=3, edges=[(sided, "forward")])
-    return {"versions": (sided, late), "first": edge_zip(fitted), "second": edge_zip(other)}
-
-
-def edge_zip(version: Version) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for path in (version.folder / "edges" / "sided").iterdir():
-            archive.write(path, path.name)
-    return stream.getvalue()
+    return {
+        "versions": (sided, late),
+        "first": edges.edge_archive(fitted, "sided"),
+        "second": edges.edge_archive(other, "sided"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +86,7 @@ def locally(keyed: Any, path: str) -> dict[str, Any]:
 def process(keyed: Any, tmp_path: Path) -> Iterator[Callable[[], Forked]]:
     """Starts real remote workers, each with the folder of the one before."""
     started: list[Forked] = []
-    url = str(keyed.http.base_url).removesuffix("/v1/")
+    url = keyed.url
 
     def start() -> Forked:
         command = ["-m", "regraft", "worker", "--url", url, "--data", tmp_path / "far"]
@@ -239,7 +233,7 @@ class TestProtocol:
 
         assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
         assert "edge.onnx changed on disk" in keyed.runtime.registry.edge(("late", "sided", "forward")).problem
-        with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+        with Client(keyed.url, WORKER_KEY) as client:
             folders = FetchedFolders(client, tmp_path / "kept", 1, Limits())
             with pytest.raises(Exception, match="changed on disk"):
                 folders.edge("late", WorkEdge(**task["edges"][0]))
@@ -263,7 +257,7 @@ def test_workers_that_share_a_folder_fetch_once(
     fill(chunk_size=20)
     task = claim(keyed)
     named = WorkEdge(**task["edges"][0])
-    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+    with Client(keyed.url, WORKER_KEY) as client:
         fetched: list[Any] = []
         # Nobody fetches before everyone looked whether it is there.
         looked = threading.Barrier(3)
@@ -290,7 +284,7 @@ def test_folders_that_are_deleted_while_a_worker_runs_are_fetched_again(
     send(keyed, drawn["first"])
     fill(chunk_size=20)
     task = claim(keyed)
-    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+    with Client(keyed.url, WORKER_KEY) as client:
         folders = FetchedFolders(client, tmp_path, Execution(1), Limits())
         for _ in range(2):
             target = folders.version("late", task["card_sha256"])
@@ -313,7 +307,7 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
     send(keyed, drawn["second"])
     path, number = fill(chunk_size=20)
     stop = threading.Event()
-    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+    with Client(keyed.url, WORKER_KEY) as client:
         give = client.return_work
         answers: list[Any] = []
 

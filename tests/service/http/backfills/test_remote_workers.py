@@ -58,7 +58,7 @@ def filled(keyed: Any, pictures: list[bytes]) -> Callable[..., tuple[str, int]]:
 
 @pytest.fixture
 def remote(keyed: Any) -> Iterator[Client]:
-    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+    with Client(keyed.url, WORKER_KEY) as client:
         yield client
 
 
@@ -282,7 +282,7 @@ class TestWorking:
         assert keyed.http.get(path).json()["mix"] == {"v1": 18, "v2": 2}
 
     def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
-        client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
+        client = Client(keyed.url, "wrong")
         with client, pytest.raises(WorkerKeyRefused, match="REGRAFT_WORKER_KEY"):
             RemoteWorker(client, tmp_path, threading.Event()).work()
 

@@ -54,7 +54,7 @@ def test_a_table_is_stored_and_asked_as_json_would_be(served: Any) -> None:
     path = served.gallery()
     table = embedded(id=list("abc"), n=[1, None, 3], name=["x", "ä", None], ok=[True, None, False])
 
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+    with Client(served.url) as client:
         stored = client.ingest_embeddings(path.rsplit("/", 1)[1], table, version="v1")
 
     assert (stored.new, stored.failed) == (3, 0)

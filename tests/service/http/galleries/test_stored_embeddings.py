@@ -128,7 +128,7 @@ def test_what_a_transform_made_elsewhere_stays_known_as_such_and_counts_as_missi
 def test_vectors_are_read_back_page_by_page_as_json_and_as_tables_alike(served: Any, filled: str) -> None:
     put(served, filled, as_json("ab", NEW))
     name = filled.rpartition("/")[2]
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+    with Client(served.url) as client:
         first = client.embeddings(name, limit=2)
         second = client.embeddings(name, limit=2, cursor=first.next, versions=["v2"])
         tables = [pa.ipc.open_stream(client.embeddings_table(name, limit=2)).read_all()]
@@ -185,7 +185,7 @@ def test_items_are_shown_that_hold_a_version_which_another_process_has_registere
 
 
 def test_vectors_of_named_items_are_read_back_alone(served: Any, filled: str) -> None:
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+    with Client(served.url) as client:
         page = client.embeddings(filled.rpartition("/")[2], ids=["c", "nobody", "a\x00", "a"], versions=["v1"])
 
     assert {one.id: one.embeddings[0].embedding for one in page.items} == {"a": OLD[0].tolist(), "c": OLD[2].tolist()}

@@ -59,7 +59,7 @@ def stored(served: Any, reading: dict[str, Version]) -> str:
 
 @pytest.fixture
 def client(served: Any) -> Iterator[Client]:
-    with Client(str(served.http.base_url).removesuffix("/v1/")) as made:
+    with Client(served.url) as made:
         yield made
 
 

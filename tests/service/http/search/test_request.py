@@ -15,7 +15,7 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.version import Version
 from service.store.tables import embedding, item
-from staging.api.served import problem
+from staging.api.served import ids, problem
 from staging.inputs.builders import make_version
 
 DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
@@ -55,11 +55,6 @@ def lose_image(served: Any, path: str, name: str) -> int:
         row = connection.execute(select(item).where(item.c.gallery_id == loaded.id, item.c.external_id == name)).one()
     assert served.runtime.blobs.remove([row.blob]) == []
     return int(row.id)
-
-
-def ids(response: Any) -> list[list[str]]:
-    assert response.status_code == 200, response.text
-    return [[m["id"] for m in result["matches"]] for result in response.json()["results"]]
 
 
 class TestItems:

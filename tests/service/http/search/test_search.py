@@ -18,7 +18,7 @@ from index.engines.memory.flat import FlatShard
 from index.version import Version
 from service.http.search import query_route, search
 from service.http.search.search import respond
-from staging.api.served import problem
+from staging.api.served import ids, problem
 from staging.inputs.builders import make_version
 from staging.waiting import until
 
@@ -30,11 +30,6 @@ def filled(served: Any, pictures: list[bytes]) -> str:
     items = [{"id": f"i{n}", "metadata": {"label": n % 5}, "image": f"{n}"} for n in range(20)]
     assert served.post_items(path, items, [(f"{n}", p) for n, p in enumerate(pictures)]).status_code == 200
     return path
-
-
-def ids(response: Any) -> list[list[str]]:
-    assert response.status_code == 200, response.text
-    return [[m["id"] for m in result["matches"]] for result in response.json()["results"]]
 
 
 def test_images_find_items_in_the_exact_order(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import sqlite3
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -30,6 +28,7 @@ from service.store.database.connections import Database
 from service.store.database.migration import upgrade
 from service.store.image_store import blobs
 from service.store.tables import evaluation_entry
+from staging.api.edges import edge_archive
 from staging.api.served import problem, serving
 from staging.inputs.builders import make_version
 from staging.processes.forked import environment, run
@@ -41,14 +40,6 @@ def full(*_: Any, **__: Any) -> None:
 
 def problems(served: Any) -> list[str]:
     return list(served.http.get("/health/ready").json()["problems"])
-
-
-def edge_archive(version: Version) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as packed:
-        for path in (version.folder / "edges" / "v1").iterdir():
-            packed.write(path, path.name)
-    return stream.getvalue()
 
 
 def test_a_store_that_is_slow_holds_up_no_query_and_no_readiness(
@@ -99,7 +90,9 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     send = {
         "version": lambda: served.register(made),
         "edge": lambda: served.http.post(
-            "/edges", data={"new": "v2", "old": "v1"}, files={"archive": ("e.zip", edge_archive(zero_padded(made)))}
+            "/edges",
+            data={"new": "v2", "old": "v1"},
+            files={"archive": ("e.zip", edge_archive(zero_padded(made), "v1"))},
         ),
         "images": lambda: served.ingest(path, {"a": pictures[0]}),
     }[what]

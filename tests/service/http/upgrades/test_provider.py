@@ -193,5 +193,5 @@ def test_a_remote_worker_calls_the_provider_itself(site: Any, provider: Provider
     remote = RemoteVersion(0, version, "", site.runtime.settings.execution, [provider.url])
     entrance = remote.text_encoder()
     assert entrance.vectors([entrance.prepare("a", "item")])[0] == pytest.approx(embedding("doc: a"), abs=1e-6)
-    with Client(str(site.http.base_url).removesuffix("/v1/")) as client:
+    with Client(site.url) as client:
         assert client.version("one").text

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from service.store.image_store.blobs import Blobs
-from staging.external.s3 import ObjectStore, object_store
+from staging.external.s3 import ObjectStore, reachable_object_store
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[ObjectStore]:
-    with object_store() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
+    with reachable_object_store() as running:
         yield running
 
 
