@@ -106,6 +106,11 @@ class LoadedVersion:
         """Whether `images` or `texts` can be opened: it is in memory, or the folder is not known to be damaged."""
         return not self.problem or self._lazy[entrance].loaded
 
+    def can_embed(self, *entrances: str) -> bool:
+        """Whether it has one of these entrances, `images` and `texts`, that can be opened."""
+        declared = {"images": self.card.encoder, "texts": self.card.text}
+        return any(declared[entrance] and self.can_open(entrance) for entrance in entrances)
+
     def _open(self, entrance: str) -> Any:
         if not self.can_open(entrance):
             self.check()

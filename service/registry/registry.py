@@ -210,11 +210,11 @@ class Registry:
 
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
-        return frozenset(r.name for r in self.all() if r.card.encoder and r.can_open("images"))
+        return frozenset(r.name for r in self.all() if r.can_embed("images"))
 
     def text_encoders(self) -> frozenset[str]:
         """Names of the versions that can encode texts."""
-        return frozenset(r.name for r in self.all() if r.card.text and r.can_open("texts"))
+        return frozenset(r.name for r in self.all() if r.can_embed("texts"))
 
     def check_reads_texts(self, target: LoadedVersion, pointer: str) -> None:
         """Raise NoTextEntrance, which names the versions with one, if a version does not embed texts."""

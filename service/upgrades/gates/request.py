@@ -74,7 +74,7 @@ def take_sample(
         NoEncoder: one of the two versions has no encoder.
     """
     old, new = pair
-    others = dict.fromkeys(version for version, _ in places if version not in pair and _can_embed(version))
+    others = dict.fromkeys(v for v, _ in places if v not in pair and v.can_embed("images", "texts"))
     if request.evaluation is not None:
         return _of_evaluation(database, registry, contents, gallery_id, pair, list(others), request)
     _check_effects(request, labelled=request.label is not None)
@@ -90,11 +90,6 @@ def take_sample(
         drawn = draw_sides(connection, gallery_id, old, new, options)
     _check_slice(request, drawn.entries)
     return embed_sides(*contents, drawn, old, new, list(others))
-
-
-def _can_embed(version: LoadedVersion) -> bool:
-    images = version.card.encoder and version.can_open("images")
-    return bool(images or (version.card.text and version.can_open("texts")))
 
 
 def _of_evaluation(

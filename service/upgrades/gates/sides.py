@@ -307,10 +307,7 @@ def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str
 
 def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
     """Whether a version's encoder has to be timed on more inputs, even if all its embeddings are stored."""
-    can_open = (version.card.encoder and version.can_open("images")) or (
-        version.card.text and version.can_open("texts")
-    )
-    return bool(can_open) and len(seconds) < TIMED
+    return len(seconds) < TIMED and version.can_embed("images", "texts")
 
 
 def _time_images(version: LoadedVersion, images: Iterable[Inputs | None], limit: int) -> list[float]:
