@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,24 +177,7 @@ def embed_sides(
         NoEncoder, NoTextEntrance: a needed version does not embed images, or texts.
         InvalidArgument: fewer than two queries are left.
     """
-    known: dict[str, dict[int, EmbeddedRow]] = {name: dict(rows) for name, rows in drawn.stored.items()}
-    unreadable: set[int] = set()
-    seconds: dict[str, list[float]] = {old.name: [], new.name: []}
-    for block in blocks(drawn.entries, BATCH):
-        missing = {entry.number: _missing(entry, drawn, known, old, new, other_encoders) for entry in block}
-        timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
-        requests = {
-            entry.number: InputRequest(entry.blob, _encoders_of(needed, timed, entry.blob))
-            for entry in block
-            if (needed := missing[entry.number])
-        }
-        images = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
-        for version in {v.name: v for needed in missing.values() for v in needed}.values():
-            found = {n: images[n] for n, needed in missing.items() if version in needed}
-            _encode(version, {n: inputs[version.name] for n, inputs in found.items() if inputs is not None}, known)
-        for version in timed:
-            seconds[version.name] += _time_images(version, images.values(), TIMED - len(seconds[version.name]))
-        unreadable |= {number for number, inputs in images.items() if inputs is None}
+    known, unreadable, seconds = _computed(blobs, decoder, drawn, old, new, other_encoders)
     entries, queries, both = _comparable(drawn, known, unreadable, old)
     if queries < 2 and drawn.queries:
         raise too_few_readable("/label")
@@ -217,6 +201,44 @@ def embed_sides(
     )
 
 
+class _Computed(NamedTuple):
+    """Version name -> number of an entry -> embedding; the unreadable entries; version name -> seconds per input."""
+
+    known: dict[str, dict[int, EmbeddedRow]]
+    unreadable: set[int]
+    seconds: dict[str, list[float]]
+
+
+def _computed(
+    blobs: Blobs,
+    decoder: Decoder,
+    drawn: DrawnSides,
+    old: LoadedVersion,
+    new: LoadedVersion,
+    other_encoders: Sequence[LoadedVersion],
+) -> _Computed:
+    """The stored embeddings, and those needed besides: computed batch by batch, while the two versions are timed."""
+    known = {name: dict(rows) for name, rows in drawn.stored.items()}
+    unreadable: set[int] = set()
+    seconds: dict[str, list[float]] = {old.name: [], new.name: []}
+    for block in blocks(drawn.entries, BATCH):
+        missing = {entry.number: _missing(entry, drawn, known, old, new, other_encoders) for entry in block}
+        timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
+        requests = {
+            entry.number: InputRequest(entry.blob, _encoders_of(needed, timed, entry.blob))
+            for entry in block
+            if (needed := missing[entry.number])
+        }
+        images = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
+        for version in {v.name: v for needed in missing.values() for v in needed}.values():
+            found = {n: images[n] for n, needed in missing.items() if version in needed}
+            _encode(version, {n: inputs[version.name] for n, inputs in found.items() if inputs is not None}, known)
+        for version in timed:
+            seconds[version.name] += _time_images(version, images.values(), TIMED - len(seconds[version.name]))
+        unreadable |= {number for number, inputs in images.items() if inputs is None}
+    return _Computed(known, unreadable, seconds)
+
+
 def _entries(
     connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: DrawnSides
 ) -> Iterator[Entry]:
@@ -231,10 +253,11 @@ def _entries(
         eligible = [key for key in block if options.label is None or labels[key] is not None]
         drawn.unlabelled += len(block) - len(eligible)
         for version in versions:
-            with_image = {key for key in eligible if _can_embed(version, rows[key].blob)}
-            # An item edge needs the side-information: without it, an item is embedded again if possible.
-            need_side = set(eligible) if options.with_side and version is versions[0] else with_image
-            drawn.stored[version.name] |= _stored(connection, gallery_id, version, eligible, with_image, need_side)
+            embeddable = {key for key in eligible if _can_embed(version, rows[key].blob)}
+            side_required = options.with_side and version is versions[0]
+            drawn.stored[version.name] |= _stored(
+                connection, gallery_id, version, eligible, embeddable, side_required=side_required
+            )
         for row in map(rows.__getitem__, eligible):
             slice_text = field_text(row.metadata, options.slice)
             yield Entry(row.id, row.blob, labels[row.id], slice_text, row.external_id)
@@ -250,12 +273,14 @@ def _stored(
     gallery_id: int,
     version: LoadedVersion,
     ids: Sequence[int],
-    with_image: set[int],
-    need_side: set[int],
+    embeddable: set[int],
+    *,
+    side_required: bool,
 ) -> dict[int, EmbeddedRow]:
-    """Stored embeddings by a version; one made by an edge is used only if it cannot embed the item.
+    """Stored embeddings by a version, except those that it can make better itself, of the items `embeddable`.
 
-    Those of `need_side` are used only with side-information, if the version has any.
+    These are embedded again instead of using what an edge made, or what lacks the version's side-information, which an
+    item edge needs. `side_required`: nothing without it is used at all.
     """
     conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
@@ -263,11 +288,11 @@ def _stored(
         for row in connection.execute(
             select(embedding.c.item_id, embedding.c.origin, embedding.c.vector, embedding.c.side).where(*conditions)
         )
-        if row.origin != Origin.TRANSFORMED or row.item_id not in with_image
+        if row.origin != Origin.TRANSFORMED or row.item_id not in embeddable
     ]
     side_dim = version.card.side_dim
     if side_dim:
-        rows = [row for row in rows if row.side is not None or row.item_id not in need_side]
+        rows = [row for row in rows if row.side is not None or not (side_required or row.item_id in embeddable)]
     stored = zip(rows, read_vectors(connection, [row.vector for row in rows]), strict=True)
     held = [(row, vector) for row, vector in stored if is_usable(vector, version.card.dim)]
     vectors = from_bytes([vector for _, vector in held], version.card.dim)
