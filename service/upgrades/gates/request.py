@@ -17,6 +17,7 @@ from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.database.connections import Database
 from service.store.image_store.blobs import Blobs
+from service.upgrades.gates.embedded_sides import embed_sides
 from service.upgrades.gates.maps import Place
 from service.upgrades.gates.measuring import RECALL, TAR, default_metric, moves_with_side
 from service.upgrades.gates.relevance import check_no_label, live_keys, with_queries
@@ -30,7 +31,7 @@ from service.upgrades.gates.samples import (
     too_few_readable,
     with_labels,
 )
-from service.upgrades.gates.sides import DrawnSides, DrawOptions, draw_sides, embed_sides
+from service.upgrades.gates.sides import DrawnSides, DrawOptions, draw_sides
 
 
 class GateIn(Body):

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from index.encoders.encoder import Encoder
 from index.version import Version
 from service.store.tables import item
-from service.upgrades.gates import sides
+from service.upgrades.gates import embedded_sides, sides
 from staging.api.steps import gate_by_digit, refusal
 from staging.inputs.builders import add_text, make_version
 
@@ -28,7 +28,7 @@ class TestSample:
     ) -> None:
         path, counted = labelled(), Counter[int]()
         whole, encode = gate_by_digit(served, path, "v2", metric="mAP@1.0").json(), Encoder.encode_arrays
-        monkeypatch.setattr(sides, "TIMED", 0)
+        monkeypatch.setattr(embedded_sides, "TIMED", 0)
 
         def counting(encoder: Encoder, pixels: Any) -> Any:
             made = encode(encoder, pixels)
