@@ -146,9 +146,9 @@ class Guard:
             # traceback. It closes the connection of a response that is not complete.
             await _end_cancelled(exchange, scope, receive)
         except ClientDisconnect:
-            logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
+            logger.debug(_event("client_left", scope))
         except MemoryError:
-            logger.exception(Event("request_out_of_memory", method=scope["method"], path=scope["path"]))
+            logger.exception(_event("request_out_of_memory", scope))
             if exchange.started:
                 raise
             kind = (
@@ -160,7 +160,7 @@ class Guard:
             )
             await problem_of(kind(), exchange.request_id)(scope, receive, exchange.send)
         except Exception:
-            logger.exception(Event("request_failed", method=scope["method"], path=scope["path"]))
+            logger.exception(_event("request_failed", scope))
             if exchange.started:
                 raise
             detail = f"The service failed; its log says more under request {exchange.request_id}."
@@ -216,12 +216,17 @@ class Guard:
         return self.settings.max_archive_bytes if path in UPLOAD_PATHS else self.settings.max_body_bytes
 
 
+def _event(name: str, scope: Scope) -> Event:
+    """What happened to a request."""
+    return Event(name, method=scope["method"], path=scope["path"])
+
+
 async def _end_cancelled(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     """End a request whose client left, or that the server stops waiting for."""
     if exchange.client_left:
-        logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
+        logger.debug(_event("client_left", scope))
         return
-    logger.warning(Event("request_cut_off", method=scope["method"], path=scope["path"]))
+    logger.warning(_event("request_cut_off", scope))
     if not exchange.started:
         await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
 
