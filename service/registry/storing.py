@@ -7,6 +7,7 @@ both cases the item must then hold an embedding that queries of the current vers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -108,8 +109,27 @@ def store(
         registry.sync_edges()  # no edge is removed until the commit: that takes the lock of every gallery
     for version_id in {held for known in existing.values() for held in known.held}:
         registry.by_id(version_id)  # loads versions that another process has registered
-    reached, stored = placement_of(registry, current).reached, StoredItems()
-    is_reached = version.id in reached
+    stored = _sorted(items, existing, placement_of(registry, current).reached, current, version, mode)
+    complete = [*stored.new, *stored.replaced]
+    stored.orphans = store_items(connection, gallery_id, version.id, complete, first_seq, rows)
+    stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
+    updated = [(existing[new.external_id], new) for new in stored.updated]
+    _put_beside(connection, gallery_id, version.id, updated, first_seq + len(complete))
+    if not rows and len(stored.new) == len(items):
+        stored.added = _added(connection, gallery_id, current, version, items, first_seq)
+    return stored
+
+
+def _sorted(
+    items: Sequence[NewItem],
+    existing: Mapping[str, ExistingItem],
+    reached: AbstractSet[int],
+    current: LoadedVersion,
+    version: LoadedVersion,
+    mode: UpdateMode,
+) -> StoredItems:
+    """The items by what becomes of them; `reached`: the ids of versions that queries of the current one reach."""
+    stored, is_reached = StoredItems(), version.id in reached
     for new in items:
         known = existing.get(new.external_id)
         if known is not None and mode is UpdateMode.INSERT_ONLY:
@@ -125,13 +145,6 @@ def store(
             stored.replaced.append(new._replace(metadata=metadata))
         else:
             stored.updated.append(new)
-    complete = [*stored.new, *stored.replaced]
-    stored.orphans = store_items(connection, gallery_id, version.id, complete, first_seq, rows)
-    stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
-    updated = [(existing[new.external_id], new) for new in stored.updated]
-    _put_beside(connection, gallery_id, version.id, updated, first_seq + len(complete))
-    if not rows and len(stored.new) == len(items):
-        stored.added = _added(connection, gallery_id, current, version, items, first_seq)
     return stored
 
 
