@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
@@ -119,10 +120,9 @@ def accept(
         EdgeInUse: an active backfill applies the edge to be replaced: each would move a part of its items.
     """
     edge = edge_record.edge
-    incoming = edge.folder
-    folder_key = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
-    files = {} if incoming is None else files_of(incoming)
-    if incoming is not None and folder_key is not None and not context.dry_run:
+    incoming, folder_key = edge.folder, "/".join((*edge.key, uuid.uuid4().hex))
+    stored = replace(edge_record, files={} if incoming is None else files_of(incoming))
+    if incoming is not None and not context.dry_run:
         registry.folders.put(incoming, edge_key(folder_key))  # before the row: its readers may be on another machine
     with _lock:
         with database.write(dry_run=context.dry_run) as connection:
@@ -132,32 +132,41 @@ def accept(
             previous = registry.edge(edge.key)
             if previous is not None:
                 _check_unused(_applied_by(connection, previous))
-                delete_edge(connection, previous.id)
-                forget_edge(connection, edge.key)
+                _forget(connection, previous)
             new, old = (registry.named(name) for name in (edge.new, edge.old))
             if (new.id, old.id) != tuple(end.id for end in ends):
                 raise DeletedMeanwhile
             try:
-                added = insert_edge(connection, new.id, old.id, replace(edge_record, files=files), folder_key)
+                added = insert_edge(connection, new.id, old.id, stored, None if incoming is None else folder_key)
             except IntegrityError:  # another process accepted one at the same moment
                 raise EdgeExists("an edge of this kind was added at the same time", pointer="/kind") from None
             replaced = None if previous is None else previous.id
             subject = "/".join(edge.key)
             record(connection, context.who, f"edge_{edge_record.origin}", subject, edge=added.id, replaced=replaced)
             _take_numbers(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
-            if incoming is not None and folder_key is not None and not context.dry_run:
+            if incoming is not None and not context.dry_run:
                 # Before the commit: at worst, a crash leaves a folder here that no row names.
-                final = registry.edges_folder / folder_key
-                final.parent.mkdir(parents=True, exist_ok=True)
-                sync_all([incoming, *incoming.iterdir()])
-                incoming.rename(final)
-                sync_all([final.parent])
+                _rename(incoming, registry.edges_folder / folder_key)
         if context.dry_run:
             return edge_record
         forget_files(registry, previous)
     _refresh(registry, replica)
     # The registry lacks it if another process has removed it since.
     return next((record for record in registry.edges() if record.id == added.id), added)
+
+
+def _rename(folder: Path, final: Path) -> None:
+    """Rename a folder so that it outlives a crash of the machine."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    sync_all([folder, *folder.iterdir()])
+    folder.rename(final)
+    sync_all([final.parent])
+
+
+def _forget(connection: Connection, edge_record: EdgeRecord) -> None:
+    """Delete the rows of an edge."""
+    delete_edge(connection, edge_record.id)
+    forget_edge(connection, edge_record.edge.key)
 
 
 def remove(
@@ -215,8 +224,7 @@ def _remove(
         removal = Removal(edge_record, dependents, _applied_by(connection, edge_record))
         if not context.dry_run:
             _check(removal, force)
-            delete_edge(connection, edge_record.id)
-            forget_edge(connection, key)
+            _forget(connection, edge_record)
             _take_numbers(connection, registry, galleries, without(registry, key))
             evidence = {"edge": edge_record.id, "forced": force, "moved": sum(d.moved for d in dependents)}
             evidence["lost"] = sum(d.lost for d in dependents)
