@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -121,13 +121,13 @@ def fit(
     for served in {SERVED[kind] for kind in (FITS if request.kind == AUTO else [request.kind])}:
         check_no_edge(registry, (new.name, old.name, served.value), request.replace)
     options = _options(request)
-    drawn, available, embedded_count = _pairs(database, contents, new, old, request, sent)
-    if request.kind == "slerp" and len(drawn.new) > MAX_COMPARED_PAIRS:
-        raise InvalidArgument(f"kind slerp accepts at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
-    pairs = split_pairs(*drawn, request.seed)
     if sent is None:
+        given = _drawn(database, contents, new, old, request)
+        pairs = split_pairs(*given.arrays, request.seed)
         check_shared(pairs, f"items share a value of metadata field {request.label!r}", "/label")
     else:
+        given = _sent(sent, new, old, request)
+        pairs = split_pairs(*given.arrays, request.seed)
         check_shared(pairs, "pairs share a label", "/pairs/labels")
     fitter = _Fitter(new.card, old.card, options)
     choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
@@ -137,17 +137,7 @@ def fit(
         adapter.save(folder)
         domain = fit_domain(pairs, new.space)
         domain.save(folder)
-        unmeasured = Edge(new.name, old.name, SERVED[kind], old_encoder=old.card.encoder, folder=folder)
-        queries = load_transform(unmeasured, new.card, old.card)(pairs.new_QM, pairs.old_QN)
-        measured = measure(queries, pairs, old.card)
-        edge = replace(
-            unmeasured,
-            support=len(pairs.new_SM),
-            scores=scores(measured),
-            calibration=fit_calibration_maps(unmeasured.kind, queries, pairs, new.card, old.card)
-            if pairs.labelled
-            else None,
-        )
+        edge, measured = _measured(SERVED[kind], new.card, old.card, pairs, folder)
         write(edge, folder)
         evidence = {
             "fit": kind,
@@ -156,8 +146,8 @@ def fit(
             "gallery": request.gallery,
             "label": request.label,
             "seed": request.seed,
-            "held": available,
-            "embedded": embedded_count,
+            "held": given.held,
+            "embedded": given.embedded,
             "fitted": edge.support,
             "queries": int(measured.valid.sum()),
             "domain": as_json(domain),
@@ -166,6 +156,16 @@ def fit(
         }
         fitted = EdgeRecord(edge, EdgeOrigin.FITTED, evidence)
         return accept(database, registry, replica, fitted, (new, old), context, replacing=request.replace)
+
+
+def _measured(kind: EdgeKind, new: Card, old: Card, pairs: Pairs, folder: Path) -> tuple[Edge, Retrieval]:
+    """The edge whose map is in `folder`, with its scores and score maps, and the results that these are of."""
+    unmeasured = Edge(new.name, old.name, kind, old_encoder=old.encoder, folder=folder)
+    queries = load_transform(unmeasured, new, old)(pairs.new_QM, pairs.old_QN)
+    measured = measure(queries, pairs, old)
+    calibration = fit_calibration_maps(kind, queries, pairs, new, old) if pairs.labelled else None
+    support = len(pairs.new_SM)
+    return replace(unmeasured, support=support, scores=scores(measured), calibration=calibration), measured
 
 
 def write(edge: Edge, folder: Path) -> None:
@@ -209,19 +209,26 @@ def _evidence(
     }
 
 
-def _pairs(
-    database: Database,
-    contents: Contents,
-    new: LoadedVersion,
-    old: LoadedVersion,
-    request: FitIn,
-    sent: PairArrays | None,
-) -> tuple[PairArrays, int, int]:
-    """The pairs, how many stored items hold both embeddings, and how many pairs were embedded here."""
-    if sent is not None and len(sent.new) > MAX_PAIRS:
+class _Given(NamedTuple):
+    """The pairs, how many pairs or stored items hold both embeddings, and how many pairs were embedded here."""
+
+    arrays: PairArrays
+    held: int
+    embedded: int
+
+
+def _sent(sent: PairArrays, new: LoadedVersion, old: LoadedVersion, request: FitIn) -> _Given:
+    """The pairs of the request, checked."""
+    if len(sent.new) > MAX_PAIRS:
         raise InvalidArgument(f"{len(sent.new)} pairs; at most {MAX_PAIRS} are legal", pointer="/pairs")
-    if sent is not None:
-        return check_pair_arrays(sent, new.card, old.card, MIN_PAIRS), len(sent.new), 0
+    checked = check_pair_arrays(sent, new.card, old.card, MIN_PAIRS)
+    if request.kind == "slerp" and len(checked.new) > MAX_COMPARED_PAIRS:
+        raise InvalidArgument(f"kind slerp accepts at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
+    return _Given(checked, len(sent.new), 0)
+
+
+def _drawn(database: Database, contents: Contents, new: LoadedVersion, old: LoadedVersion, request: FitIn) -> _Given:
+    """Pairs of stored items; missing ones are embedded, if the request asks for that."""
     if request.kind == "slerp" and request.sample > MAX_COMPARED_PAIRS:
         raise InvalidArgument(f"kind slerp accepts a sample of at most {MAX_COMPARED_PAIRS}", pointer="/sample")
     with database.read() as connection:
@@ -249,7 +256,8 @@ def _pairs(
         what = f"the {len(pairs.labels)} items with metadata field {request.label!r}"
         check_labels(pairs.labels, what, "/label")
     labels = None if pairs.labels is None else label_codes(pairs.labels)
-    return PairArrays(pairs.new, pairs.old, labels), available, 0 if embedded is None else len(embedded.names)
+    arrays = PairArrays(pairs.new, pairs.old, labels)
+    return _Given(arrays, available, 0 if embedded is None else len(embedded.names))
 
 
 def _check_enough(
