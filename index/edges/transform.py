@@ -17,7 +17,7 @@ import numpy as np
 from index.errors import InvalidVector, InvalidVersionFolder, raise_if_out_of_memory
 from index.space import Cosine, Space, Vectors, space_from_json
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
-from index.version_folder.artifacts import open_model, read_arrays
+from index.version_folder.artifacts import open_model, read_arrays, wrong_file
 
 
 class Transform(Protocol):
@@ -273,8 +273,7 @@ class _EdgeModel:
             raise self._wrong(f"gives {what}numbers that are not finite")
 
     def _wrong(self, why: str) -> InvalidVersionFolder:
-        name = f"edges/{self.edge.old}/{EDGE_MODEL[self.edge.kind]}"
-        return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")
+        return wrong_file(f"edges/{self.edge.old}/{EDGE_MODEL[self.edge.kind]}", why)
 
 
 def _require(edge: Edge, holds: bool, why: str) -> None:

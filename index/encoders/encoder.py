@@ -24,7 +24,6 @@ from index.encoders.model import (
     ready_to_compare,
     single_node,
     space_of,
-    wrong,
 )
 from index.encoders.text import TextEncoder, read_text_probe
 from index.errors import InvalidArgument, NoEncoder
@@ -32,7 +31,7 @@ from index.execution import ONE_THREAD, Execution
 from index.query.edge_maps import check_calibration
 from index.space import Vectors
 from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Edge, Preprocess, Version
-from index.version_folder.artifacts import read_arrays
+from index.version_folder.artifacts import read_arrays, wrong_file
 from index.version_folder.folder import load_version
 
 BATCH = 64
@@ -114,7 +113,7 @@ class Encoder:
             self._check_probe(model, alone, probe)
             off = float(np.abs(_run(model, mixed_NCHW)[1] - alone).max())
             if not off <= legal_difference(alone):
-                raise wrong(
+                raise wrong_file(
                     model.name,
                     f"embeds the probe's image differently beside other images (by {off:.2g}); `regraft version create "
                     "--onnx` makes a version that runs such a model image by image",
@@ -165,7 +164,7 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
         return version
     for edge in version.edges:
         if edge.old not in known:
-            raise wrong(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
+            raise wrong_file(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
         check_edge(edge, version.card, known[edge.old])
     return version
 

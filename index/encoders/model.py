@@ -16,7 +16,7 @@ from index.errors import InvalidArgument, InvalidVersionFolder, raise_if_out_of_
 from index.execution import Execution
 from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
 from index.version import Card, Version
-from index.version_folder.artifacts import open_model
+from index.version_folder.artifacts import open_model, wrong_file
 
 PROBE_TOLERANCE = 1e-3
 """Largest difference from the stored probe, relative to its largest absolute number if that is above 1; CPUs and
@@ -60,12 +60,12 @@ class Model:
             (given,) = self.session.run(None, dict(inputs))
         except Exception as error:  # onnxruntime's own exception types share no public base
             raise_if_out_of_memory(error)
-            raise wrong(self.name, f"fails on a batch of {count} ({error})") from error
+            raise wrong_file(self.name, f"fails on a batch of {count} ({error})") from error
         if given.shape != (count, self.width):
-            raise wrong(self.name, f"gives shape {given.shape} for {count} {what}s, not (N, {self.width})")
+            raise wrong_file(self.name, f"gives shape {given.shape} for {count} {what}s, not (N, {self.width})")
         if not np.isfinite(given).all():
             row = int(np.argmin(np.isfinite(given).all(axis=1)))
-            raise wrong(self.name, f"gives numbers that are not finite for {what} {row}")
+            raise wrong_file(self.name, f"gives numbers that are not finite for {what} {row}")
         return np.asarray(given, dtype=np.float32)
 
 
@@ -75,7 +75,7 @@ def ready_to_compare(vectors_ND: Vectors, space: Space, name: str, what: str) ->
         length_N = np.linalg.norm(vectors_ND, axis=1)
         if (off_N := np.abs(length_N - 1) > UNIT_TOLERANCE).any():
             row = int(np.argmax(off_N))
-            raise wrong(name, f"gives a vector of length {length_N[row]:.4g} for {what} {row}, not a unit vector")
+            raise wrong_file(name, f"gives a vector of length {length_N[row]:.4g} for {what} {row}, not a unit vector")
     return space.normalise(vectors_ND)
 
 
@@ -83,7 +83,7 @@ def check_probe(name: str, part: str, given: Vectors, expected: Vectors) -> None
     """Raise InvalidVersionFolder unless `given` is close to `expected`, the array `part` of the probe file `name`."""
     off, legal = float(np.abs(given - expected).max()), legal_difference(expected)
     if not off <= legal:
-        raise wrong(name, f"expects another {part}: it differs by {off:.2g}, at most {legal:.2g} is legal")
+        raise wrong_file(name, f"expects another {part}: it differs by {off:.2g}, at most {legal:.2g} is legal")
 
 
 def legal_difference(expected: Vectors) -> float:
@@ -103,7 +103,7 @@ def single_node(name: str, side: str, found: Sequence[ort.NodeArg]) -> ort.NodeA
     """The only input or output of a model. Raises InvalidVersionFolder if there are several, or it is not FLOAT."""
     if len(found) != 1 or found[0].type != FLOAT:
         given = ", ".join(f"{n.name}: {n.type}" for n in found)
-        raise wrong(name, f"needs exactly one {side} of type {FLOAT}, not {given}")
+        raise wrong_file(name, f"needs exactly one {side} of type {FLOAT}, not {given}")
     return found[0]
 
 
@@ -113,9 +113,4 @@ def check_shape(name: str, side: str, given: Sequence[int | str | None], rest: S
     pairs = zip(given[1:], rest, strict=True) if fits else ()
     if not fits or any(isinstance(g, int) and isinstance(r, int) and g != r for g, r in pairs):
         wanted = ", ".join(map(str, ("N", *rest)))
-        raise wrong(name, f"{side} has shape {list(given)}; the card says ({wanted}) with N free")
-
-
-def wrong(name: str, why: str) -> InvalidVersionFolder:
-    """The error about a file."""
-    return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")
+        raise wrong_file(name, f"{side} has shape {list(given)}; the card says ({wanted}) with N free")

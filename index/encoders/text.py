@@ -22,13 +22,12 @@ from index.encoders.model import (
     legal_difference,
     ready_to_compare,
     space_of,
-    wrong,
 )
 from index.errors import InvalidText, NoTextEntrance
 from index.execution import ONE_THREAD, Execution
 from index.space import Vectors
 from index.version import TEXT_ENCODER, TEXT_PROBE, TOKENIZER, Version
-from index.version_folder.artifacts import read_expected
+from index.version_folder.artifacts import read_expected, wrong_file
 from index.version_folder.checked_json import parse_checked
 
 if TYPE_CHECKING:
@@ -134,14 +133,14 @@ class TextEncoder:
         try:
             tokens_L = self.prepare(text)
         except InvalidText as error:
-            raise wrong(TEXT_PROBE, f"has a text that cannot be embedded: {error.message}") from error
+            raise wrong_file(TEXT_PROBE, f"has a text that cannot be embedded: {error.message}") from error
         alone = self.vectors([tokens_L])
         check_probe(TEXT_PROBE, "embedding", alone, embedding_1D)
         # A model that ignores its mask or mixes its batch returns another embedding in a batch with other texts.
         longer_L = np.resize(tokens_L, min(2 * len(tokens_L), self._limit))
         off = float(np.abs(self.vectors([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
         if not off <= legal_difference(alone):
-            raise wrong(TEXT_ENCODER, f"embeds the probe differently beside a longer text (by {off:.2g})")
+            raise wrong_file(TEXT_ENCODER, f"embeds the probe differently beside a longer text (by {off:.2g})")
 
 
 class _Padding:
@@ -177,15 +176,15 @@ def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
         with panics_as_errors():
             tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises plain `Exception`
-        raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
+        raise wrong_file(TOKENIZER, f"is not a tokenizer ({error})") from error
     limit = int((tokenizer.truncation or {}).get("max_length", 0))
     if not 1 <= limit <= MAX_TOKENS:
-        raise wrong(TOKENIZER, f"must state a truncation: max_length of 1 to {MAX_TOKENS} tokens, not {limit}")
+        raise wrong_file(TOKENIZER, f"must state a truncation: max_length of 1 to {MAX_TOKENS} tokens, not {limit}")
     padding = _Padding(tokenizer.padding or {})
     if padding.fixed not in {0, limit}:
-        raise wrong(TOKENIZER, f"pads to {padding.fixed} tokens but cuts at {limit}: a fixed length is one number")
+        raise wrong_file(TOKENIZER, f"pads to {padding.fixed} tokens but cuts at {limit}: a fixed length is one number")
     if padding.rounded(limit) > MAX_TOKENS:
-        raise wrong(TOKENIZER, f"pads {limit} tokens to {padding.rounded(limit)}; at most {MAX_TOKENS} are legal")
+        raise wrong_file(TOKENIZER, f"pads {limit} tokens to {padding.rounded(limit)}; at most {MAX_TOKENS} are legal")
     tokenizer.no_padding()
     return tokenizer, limit, padding
 
@@ -205,7 +204,7 @@ def _check_inputs(inputs: Sequence[ort.NodeArg]) -> None:
     given = {node.name: node for node in inputs}
     if set(given) != set(INPUTS) or any(node.type != INT64 for node in given.values()):
         found = ", ".join(f"{node.name}: {node.type}" for node in inputs)
-        raise wrong(TEXT_ENCODER, f"needs the inputs {' and '.join(INPUTS)} of type {INT64}, not {found}")
+        raise wrong_file(TEXT_ENCODER, f"needs the inputs {' and '.join(INPUTS)} of type {INT64}, not {found}")
     for name in INPUTS:
         check_shape(TEXT_ENCODER, f"input {name}", given[name].shape, ("L",))
 
@@ -222,7 +221,7 @@ def read_text_probe(version: Version) -> tuple[str, Vectors]:
         stored = parse_checked(content, TEXT_PROBE)
         text, embedding = stored["text"], np.asarray(stored["embedding"], np.float32)
     except (ValueError, TypeError, KeyError) as error:
-        raise wrong(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error
+        raise wrong_file(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error
     if not isinstance(text, str) or embedding.shape != (dim,) or not np.isfinite(embedding).all():
-        raise wrong(TEXT_PROBE, f"must have a string `text` and `embedding`, a list of {dim} finite numbers")
+        raise wrong_file(TEXT_PROBE, f"must have a string `text` and `embedding`, a list of {dim} finite numbers")
     return text, embedding[None]

@@ -60,19 +60,19 @@ def open_model(
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's exception types differ between its implementations
-        raise _refused(name, f"is not an ONNX model ({error})") from error
+        raise wrong_file(name, f"is not an ONNX model ({error})") from error
     opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
     if opset not in (legal := legal_opsets()):
-        raise _refused(name, f"has opset {opset}; legal: {legal.start} to {legal.stop - 1}")
+        raise wrong_file(name, f"has opset {opset}; legal: {legal.start} to {legal.stop - 1}")
     # onnxruntime resolves external data of a model given as bytes against the working directory.
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model)):
-        raise _refused(name, "keeps weights in external data; save it as one file")
+        raise wrong_file(name, "keeps weights in external data; save it as one file")
     try:
         return execution.open(content)
     except DeviceUnavailable:
         raise
     except Exception as error:  # onnxruntime's own exception types share no public base
-        raise _refused(name, f"cannot be loaded ({error})") from error
+        raise wrong_file(name, f"cannot be loaded ({error})") from error
 
 
 def read_arrays(
@@ -106,33 +106,33 @@ def read_arrays(
     except InvalidVersionFolder:
         raise
     except Exception as error:  # on corrupt bytes zipfile, zlib, tokenize and NumPy raise many types of exceptions
-        raise _refused(name, f"is not a readable .npz of arrays ({error})") from error
+        raise wrong_file(name, f"is not a readable .npz of arrays ({error})") from error
     if missing := sorted(set(shapes) - set(found) - optional):
-        raise _refused(name, f"has no array {missing[0]!r}")
+        raise wrong_file(name, f"has no array {missing[0]!r}")
     return found
 
 
 def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) -> NDArray[np.float32]:
     """Read one array; its header is checked against the shape before its data are read."""
     if math.prod(wanted for wanted in shape if wanted is not None) > MAX_ARRAY:
-        raise _refused(name, f"{array} would have more than {MAX_ARRAY} numbers")
+        raise wrong_file(name, f"{array} would have more than {MAX_ARRAY} numbers")
     if stored.getinfo(f"{array}.npy").compress_type not in METHODS:
-        raise _refused(name, f"{array} must be stored or deflated, no other compression")
+        raise wrong_file(name, f"{array} must be stored or deflated, no other compression")
     with stored.open(f"{array}.npy") as stream:
         if (version := np.lib.format.read_magic(stream)) != (1, 0):  # others have headers of any length
-            raise _refused(name, f"{array} is an .npy of version {version}, not (1, 0)")
+            raise wrong_file(name, f"{array} is an .npy of version {version}, not (1, 0)")
         given, _, dtype = np.lib.format.read_array_header_1_0(stream)
         is_legal = len(given) == len(shape) and all(
             wanted in (None, held) for held, wanted in zip(given, shape, strict=True)
         )
         if not is_legal or dtype.kind != "f":
-            raise _refused(name, f"{array} must be floats of shape {shape}, not {dtype} of shape {given}")
+            raise wrong_file(name, f"{array} must be floats of shape {shape}, not {dtype} of shape {given}")
         if math.prod(given) > MAX_ARRAY:
-            raise _refused(name, f"{array} has more than {MAX_ARRAY} numbers")
+            raise wrong_file(name, f"{array} has more than {MAX_ARRAY} numbers")
     with stored.open(f"{array}.npy") as stream:
         values = np.lib.format.read_array(stream, allow_pickle=False)
     if not np.isfinite(values).all() or not (np.abs(values) <= np.finfo(np.float32).max).all():
-        raise _refused(name, f"{array} must be finite numbers (float32)")
+        raise wrong_file(name, f"{array} must be finite numbers (float32)")
     return np.asarray(values, np.float32)
 
 
@@ -168,5 +168,6 @@ def _tensors(message: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def _refused(name: str, why: str) -> InvalidVersionFolder:
+def wrong_file(name: str, why: str) -> InvalidVersionFolder:
+    """The error about a file of a version folder, by its path in there."""
     return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")
