@@ -25,14 +25,13 @@ from service.registry import edge_archive
 from service.settings import Settings
 from staging.api import edges
 from staging.api.served import serving
+from staging.api.work import KEY, WORKER_KEY
 from staging.inputs.builders import make_version
 from staging.processes.forked import Forked, environment
 from staging.together import together
 from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
-
-KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
 @pytest.fixture(scope="module")
