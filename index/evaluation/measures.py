@@ -6,7 +6,7 @@ items, K results, B one block of queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,22 +95,20 @@ def tar(
     others = len(queries) * len(items) - int(same_Q.sum()) - int((self_Q >= 0).sum())
     if not others or not same_Q.any():
         raise InvalidArgument("TAR@FAR needs pairs of one label and pairs of different labels", pointer="/metric")
-    barrier = np.empty(0, np.float32)
+
+    def costed() -> Iterator[tuple[NDArray[np.float32], Bools]]:
+        """Costs and whether the classes are the same, block by block."""
+        for rows in blocks(len(queries), len(items)):
+            yield _cost_block(queries, items, shard, rows, self_Q), query_codes[rows, None] == item_codes
+
     passing = int(np.floor(far * others + 1e-9))
-    for rows in blocks(len(queries), len(items)):
-        cost_BN = _cost_block(queries, items, shard, rows, self_Q)
-        other_BN = (query_codes[rows, None] != item_codes) & np.isfinite(cost_BN)
-        barrier = np.concatenate([barrier, cost_BN[other_BN]])
-        most = max(2 * passing, 1)
-        if len(barrier) > most:
-            barrier = np.partition(barrier, most)[: most + 1]
-    barrier = np.append(np.sort(barrier), np.float32(np.inf))
-    places = [passing // 2, passing, min(max(2 * passing, 1), len(barrier) - 1)]
+    most = max(2 * passing, 1)
+    of_others = (cost_BN[~same_BN & np.isfinite(cost_BN)] for cost_BN, same_BN in costed())
+    barrier = np.append(_lowest(of_others, most + 1), np.float32(np.inf))
+    places = [passing // 2, passing, min(most, len(barrier) - 1)]
     limits = barrier[places]
     accepted, passed, first = [], [], []
-    for rows in blocks(len(queries), len(items)):
-        cost_BN = _cost_block(queries, items, shard, rows, self_Q)
-        same_BN = query_codes[rows, None] == item_codes
+    for cost_BN, same_BN in costed():
         accepted.append([(same_BN & (cost_BN < limit)).sum(axis=1) for limit in limits])
         passed.append((~same_BN & (cost_BN < limits[1])).sum(axis=1))
         best_B = cost_BN.min(axis=1)
@@ -125,6 +123,16 @@ def tar(
     shifts_Q = np.where(valid_Q, slope * valid_Q.sum() * (expected_Q - passed_Q), 0.0)
     first_Q = np.concatenate(first).astype(np.float64)
     return PerQuery({name: values_Q, FIRST: first_Q}, valid_Q, {name: shifts_Q}, passing >= MIN_PASSING)
+
+
+def _lowest(blocks_of_costs: Iterable[NDArray[np.float32]], count: int) -> NDArray[np.float32]:
+    """The `count` lowest of all costs, or all if there are fewer, lowest first."""
+    lowest = np.empty(0, np.float32)
+    for cost_P in blocks_of_costs:
+        lowest = np.concatenate([lowest, cost_P])
+        if len(lowest) > count:
+            lowest = np.partition(lowest, count - 1)[:count]
+    return np.sort(lowest)
 
 
 def _first(cost_BN: NDArray[np.float32], k: int) -> NDArray[np.int64]:
