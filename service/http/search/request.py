@@ -43,10 +43,10 @@ from service.upgrades.trials.content import ImageContent, TextContent
 from service.upgrades.trials.monitor import Content
 
 OPTIONS = tuple(SearchParams.model_fields)
-PLAIN = {"mode", "cursor"}
+TEXTUAL = {"mode", "cursor"}
 """Options that are plain text in a form, not JSON."""
-PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
-PLAIN_TYPES = {int, str, bool}
+CACHED_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
+CACHED_TYPES = {int, str, bool}
 """Options of these types are validated once and cached, together with their types, by which 1 and true differ."""
 FINGERPRINT_BYTES = 8
 HASHED_BLOCK = 1 << 20
@@ -128,8 +128,8 @@ def fields_of_arrow(options: Mapping[str, str], max_queries: int, raw: bytes) ->
 
 
 def _options(texts: Mapping[str, str]) -> dict[str, Any]:
-    plain = {*PLAIN, "version"}
-    return {name: text if name in plain else _read_field(name, text) for name, text in texts.items()}
+    textual = {*TEXTUAL, "version"}
+    return {name: text if name in textual else _read_field(name, text) for name, text in texts.items()}
 
 
 def from_fields(service: Runtime, loaded: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
@@ -139,7 +139,7 @@ def from_fields(service: Runtime, loaded: LoadedGallery, body: Mapping[str, Any]
 
 def from_form(service: Runtime, loaded: LoadedGallery, form: Form) -> SearchRequest:
     """A search request with image files; other fields are JSON, but `mode` and `cursor` plain text."""
-    body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
+    body = {name: text if name in TEXTUAL else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
         raise InvalidBody("the form must have at least one file in the field 'images'", pointer="/images")
     return _request_of(service, loaded, body, form.files)
@@ -170,7 +170,7 @@ def _params(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
     """The options, and those that decide the ranking as text."""
     try:
         types = tuple(map(type, options.values()))
-        if options.keys() <= PLAIN_OPTIONS and PLAIN_TYPES.issuperset(types):
+        if options.keys() <= CACHED_OPTIONS and CACHED_TYPES.issuperset(types):
             return _validated_once(tuple(zip(options, types, options.values(), strict=True)))
         return _validated(options)
     except ValidationError as error:
