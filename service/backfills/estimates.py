@@ -82,22 +82,14 @@ def estimate(
     sampled, seconds, tokens = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
-    total = None if seconds is None else max(items * seconds, _least_seconds(target, items, tokens))
-    if request.rate is not None:
-        total = max(total or 0.0, items / request.rate)
     now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = _count(connection, *_live(scope))
     taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
     # If only a part moves, the items that add most may come first.
     new = min(items, found - _already_held(connection, taken, target))
-    added = new * target.card.dim * FLOAT_BYTES
-    if target.card.side_dim:
-        if kind is Kind.REENCODE:
-            with_side = _count(connection, taken, ~HAS_TEXT)  # side-information is made from images
-        else:
-            with_side = _given_side(registry, embedder, target, by_version)
-        added += min(new, with_side) * target.card.side_dim * FLOAT_BYTES
+    with_side = _with_side(registry, connection, embedder, target, kind, taken, by_version)
+    added = (new * target.card.dim + min(new, with_side) * target.card.side_dim) * FLOAT_BYTES
     left = _left(connection, scope, version_order, by_version, items)
     after_retiring = min(with_target + added, live * width)
     return BackfillEstimate(
@@ -107,7 +99,7 @@ def estimate(
         without_image=_without_image(connection, scope, version_order, request.filter) if kind is Kind.REENCODE else 0,
         sampled=sampled,
         seconds_per_item=seconds,
-        seconds=total,
+        seconds=_total_seconds(target, items, seconds, tokens, request.rate),
         bytes_now=now,
         bytes_after=now + added,
         bytes_after_retiring=None if left else after_retiring,
@@ -157,9 +149,14 @@ def _billed(target: LoadedVersion, items: int, tokens: float) -> dict[str, float
     return {"tokens": items * tokens, "price": provider_price(target.card.api, items, tokens)}
 
 
-def _least_seconds(target: LoadedVersion, items: int, tokens: float) -> float:
-    """The least seconds that the rate limits of a provider's API allow; a sample is too small to reach them."""
-    return 0.0 if target.card.api is None else provider_seconds(target.card.api, items, tokens)
+def _total_seconds(
+    target: LoadedVersion, items: int, seconds: float | None, tokens: float, rate: float | None
+) -> float | None:
+    """By the measured seconds per item, if any; no less than the limits of a provider's API and `rate` allow."""
+    total = None if seconds is None else items * seconds
+    if total is not None and target.card.api is not None:  # a sample is too small to reach its limits
+        total = max(total, provider_seconds(target.card.api, items, tokens))
+    return total if rate is None else max(total or 0.0, items / rate)
 
 
 def _measure(
@@ -245,10 +242,20 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 
-def _given_side(
-    registry: Registry, embedder: Embedder, target: LoadedVersion, by_version: Mapping[int | None, int]
+def _with_side(
+    registry: Registry,
+    connection: Connection,
+    embedder: Embedder,
+    target: LoadedVersion,
+    kind: Kind,
+    taken: ColumnElement[bool],
+    by_version: Mapping[int | None, int],
 ) -> int:
-    """How many of the items that a transform would read get side-information. Raises EdgeBroken."""
+    """How many of the items that a backfill would move get side-information. Raises EdgeBroken."""
+    if not target.card.side_dim:
+        return 0
+    if kind is Kind.REENCODE:
+        return _count(connection, taken, ~HAS_TEXT)  # side-information is made from images
     edges = {old: embedder.forward(registry.by_id(old), target) for old in by_version if old is not None}
     return sum(by_version[old] for old, edge in edges.items() if edge is not None and edge.has_side)
 
