@@ -227,9 +227,7 @@ class TestCommit:
 
     def test_it_is_counted_by_its_own_backfill_alone(self, stage: Planning) -> None:
         started = [stage.start(stage.gallery(4)) for _ in range(2)]
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
 
         stage.commit(chunk, seen[:2], failed=seen[2:3])
 
@@ -241,18 +239,14 @@ class TestCommit:
         gallery_id = stage.gallery(4)
         for kind, origin in ((Kind.TRANSFORM, "transformed"), (Kind.REENCODE, "encoded")):
             stage.start(gallery_id, kind, V3)
-            chunk = stage.claim()
-            assert chunk
-            stage.commit(chunk, stage.read(chunk))
+            stage.commit(*stage.taken())
 
             assert set(stage.origins(gallery_id, V3).values()) == {origin}
 
     def test_an_item_written_or_deleted_since_it_was_read_is_skipped(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         started = stage.start(gallery_id)
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         stage.store(gallery_id, ["i0"])
         with stage.database.write() as connection:
             delete_items(connection, gallery_id, ["i1"])
@@ -269,9 +263,8 @@ class TestCommit:
         stage.gallery(3)  # from here on an item's key is no number of the feed
         gallery_id = stage.gallery(4)
         stage.start(gallery_id)
-        chunk = stage.claim()
-        assert chunk
-        keys, seqs = zip(*stage.read(chunk), strict=True)
+        chunk, seen = stage.taken()
+        keys, seqs = zip(*seen, strict=True)
         stage.store(gallery_id, ["i1"])
         own = np.array(keys, np.float32)
         made = EmbeddedItems(keys, seqs, np.stack([own, -own], axis=1), 2 * own[:, None], 3 * own)
@@ -290,18 +283,14 @@ class TestCommit:
     def test_the_failure_of_an_item_written_since_is_not_recorded(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         stage.start(gallery_id)
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         stage.store(gallery_id, ["i0"])
 
         assert stage.commit(chunk, seen[2:], failed=seen[:2]) == {"done": 2, "failed": 1, "skipped": 1, "retried": 0}
 
     def test_a_worker_that_lost_its_lease_writes_nothing(self, stage: Planning, clock: Clock) -> None:
         stage.start(stage.gallery(4))
-        late = stage.claim("late")
-        assert late
-        seen = stage.read(late)
+        late, seen = stage.taken("late")
         clock.now += LEASE + 1
         assert stage.claim("heir")
         before = stage.everything()
@@ -314,13 +303,9 @@ class TestCommit:
     def test_a_worker_whose_heir_was_faster_writes_nothing(self, stage: Planning, clock: Clock) -> None:
         gallery_id = stage.gallery(4)
         stage.start(gallery_id)
-        late = stage.claim("late")
-        assert late
-        seen = stage.read(late)
+        late, seen = stage.taken("late")
         clock.now += LEASE + 1
-        heir = stage.claim("heir")
-        assert heir
-        stage.commit(heir, stage.read(heir))
+        stage.commit(*stage.taken("heir"))
         before = stage.everything()
 
         with pytest.raises(ChunkLost):
@@ -330,9 +315,7 @@ class TestCommit:
 
     def test_a_lease_that_ran_out_unnoticed_may_still_be_committed_once(self, stage: Planning, clock: Clock) -> None:
         stage.start(stage.gallery(4))
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         clock.now += 10 * LEASE
 
         assert stage.commit(chunk, seen)["done"] == 4
@@ -344,9 +327,7 @@ class TestCommit:
         self, stage: Planning, state: BackfillState
     ) -> None:
         started = stage.start(stage.gallery(4))
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         stage.set_state(started, state)
         before = stage.everything()
 
@@ -358,9 +339,7 @@ class TestCommit:
     def test_a_gallery_that_was_deleted_meanwhile_gets_nothing_written(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         stage.start(gallery_id)
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         with stage.database.write() as connection:
             delete_gallery(connection, gallery_id)
         left = stage.everything()

@@ -77,9 +77,7 @@ class TestFinish:
 
     def test_an_item_that_failed_is_not_tried_for_ever(self, stage: Planning) -> None:
         started = stage.start(stage.gallery(4))
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         stage.commit(chunk, seen[1:], failed=seen[:1])
 
         assert stage.finish(started) is BackfillState.DONE
@@ -87,9 +85,7 @@ class TestFinish:
 
     def test_a_reason_is_noted_as_one_line_without_zero_characters(self, stage: Planning) -> None:
         stage.start(stage.gallery(1))
-        chunk = stage.claim()
-        assert chunk
-        ((key, seq),) = stage.read(chunk)
+        chunk, ((key, seq),) = stage.taken()
         with stage.database.write() as connection:
             chunks.commit(connection, chunk, [], [Failed(key, seq, "input \x00 is\nnot " + 1024 * "y")])
 
@@ -124,9 +120,7 @@ class TestScope:
         gallery_id = stage.gallery(10)
         started = stage.start(gallery_id, item_limit=6)
         assert flat(stage.planned(started)) == [f"i{n}" for n in range(6)]
-        chunk = stage.claim()
-        assert chunk
-        seen = stage.read(chunk)
+        chunk, seen = stage.taken()
         stage.store(gallery_id, ["i0"])  # changed meanwhile: its place is given to the next in order
         stage.commit(chunk, seen)
         TestFinish().work(stage)

@@ -116,6 +116,12 @@ class Planning:
         with self.database.read() as connection:
             return [(row.id, row.seq) for row in chunks.read_contents(connection, chunk)]
 
+    def taken(self, owner: str = "w") -> tuple[Chunk, list[tuple[int, int]]]:
+        """The next chunk, which must be there, and what a worker reads of it."""
+        chunk = self.claim(owner)
+        assert chunk
+        return chunk, self.read(chunk)
+
     def commit(self, chunk: Chunk, moved: list[tuple[int, int]], failed: Any = ()) -> dict[str, int]:
         with self.database.write() as connection:
             made = moved_of(moved)
