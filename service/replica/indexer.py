@@ -94,23 +94,25 @@ class Indexer(Background):
                 # Another process may be building; if it dies, this one has to.
                 self._unchanged_since[loaded.id] = loaded.seq, time.monotonic()
             elif self._is_due(loaded):
-                self._step_began = time.monotonic()
-                try:
-                    self._work(loaded)
-                except Exception as error:
-                    now = time.monotonic()
-                    self._paused_until[loaded.id] = now + min(
-                        PAUSE_FACTOR * (now - self._step_began), MAX_PAUSE_SECONDS
-                    )
-                    if isinstance(error, OSError):
-                        self._replica.refresh(loaded.id)
-                        if not self._is_known(loaded):  # files of a deleted gallery are removed while they are written
-                            return
-                    raise
+                self._work_or_pause(loaded)
 
     def _is_due(self, loaded: LoadedGallery) -> bool:
         is_active = time.monotonic() - self._unchanged_since[loaded.id][1] <= ACTIVE_SECONDS
         return is_active and loaded.id not in self._paused_until
+
+    def _work_or_pause(self, loaded: LoadedGallery) -> None:
+        """Build what is due; after a failure, the gallery pauses."""
+        self._step_began = time.monotonic()
+        try:
+            self._work(loaded)
+        except Exception as error:
+            now = time.monotonic()
+            self._paused_until[loaded.id] = now + min(PAUSE_FACTOR * (now - self._step_began), MAX_PAUSE_SECONDS)
+            if isinstance(error, OSError):
+                self._replica.refresh(loaded.id)
+                if not self._is_known(loaded):  # files of a deleted gallery are removed while they are written
+                    return
+            raise
 
     def _work(self, loaded: LoadedGallery) -> None:
         self._build(loaded)
