@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.engines.config import IndexConfig
-from index.errors import InvalidArgument, InvalidVector, shortened
+from index.errors import InvalidArgument, InvalidVector, escaped, shortened
 from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
 from index.version import NAME as LEGAL_NAME
@@ -153,7 +153,8 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
         raise InvalidBody(f"must be a JSON object, not {type(value).__name__}", pointer=pointer)
     if not value.keys() <= legal:
         name = shortened(min(value.keys() - legal))
-        raise InvalidBody(f"unknown field {name!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{name}")
+        why = f"unknown field {name!r}; legal: {', '.join(sorted(legal))}"
+        raise InvalidBody(why, pointer=f"{pointer}/{escaped(name)}")
     return value
 
 

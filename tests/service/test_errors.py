@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from index.errors import RegraftError
+from index.errors import MAX_SHOWN, RegraftError
 from index.item_id import MAX_ID
 from service.http.bodies.arrow import ARROW
 from staging.api.served import problem
@@ -158,6 +158,29 @@ def test_a_long_name_is_shortened_in_the_error(served: Any, method: str, path: s
 
     assert refused.status_code in {404, 409, 422}
     assert len(refused.content) < 3_000
+
+
+ODD = "a/~b" * 100
+AT = "/" + (ODD[:MAX_SHOWN] + "...").replace("~", "~0").replace("/", "~1")
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "pointer"),
+    [
+        ("{gallery}/query", {"json": {"embeddings": [[1, 2, 3]], ODD: 1}}, AT),
+        ("{gallery}/query", {"data": {ODD: "1"}, "files": {"images": b""}}, AT),
+        ("{gallery}/evaluations", {"json": {"entries": [{}, {ODD: 1}]}}, f"/entries/1{AT}"),
+        ("/edges:check", {"json": {}, "params": {ODD: 1}}, AT),
+        ("/edges:fit", {"json": {"new": "v2", "old": "v1", "kind": "ridge", "options": {ODD: 1}}}, f"/options{AT}"),
+    ],
+)
+def test_the_pointer_to_an_unknown_name_is_escaped_and_short(
+    served: Any, path: str, sent: dict[str, Any], pointer: str
+) -> None:
+    refused = served.http.post(path.replace("{gallery}", served.gallery("plain")), **sent)
+
+    told = problem(refused, 422, refused.json()["code"], pointer)
+    assert len(str(told)) < 3_000
 
 
 def test_an_id_of_legal_length_is_shown_whole(served: Any) -> None:

@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
+from index.errors import escaped, shortened
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.bodies.media_types import UnsupportedMediaType
 
@@ -86,7 +87,9 @@ def _checked(parsed: FormData, files: str, fields: set[str], array: str) -> Form
         elif name in fields and isinstance(value, str) and name not in texts:
             texts[name] = value
         else:
-            raise InvalidBody(_why_refused(name, value, files, fields, array), pointer=f"/{name}")
+            shown = shortened(name)
+            why = _why_refused(shown, value, files, fields, array)
+            raise InvalidBody(why, pointer=f"/{escaped(shown)}")
     if uploads and arrays:
         raise InvalidBody(f"a form must have either {files} or {array}, not both", pointer=f"/{array}")
     return Form(texts, uploads, arrays[0] if arrays else None)

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from index.errors import shortened
+from index.errors import escaped, shortened
 from service.errors import BodyTooLarge, UnknownParameter
 from service.http.bodies.media_types import JSON, media_type
 from service.http.bodies.strict_json import parse_json
@@ -82,7 +82,7 @@ def check_parameters(request: Request, legal: list[str]) -> None:
         if name not in legal:
             named = f"legal: {', '.join(legal)}" if legal else "this route has none"
             unknown = shortened(name)
-            raise UnknownParameter(f"unknown query parameter {unknown!r}; {named}", pointer=f"/{unknown}")
+            raise UnknownParameter(f"unknown query parameter {unknown!r}; {named}", pointer=f"/{escaped(unknown)}")
         if name in seen:
             raise UnknownParameter(f"query parameter {name!r} is given twice", pointer=f"/{name}")
         seen.add(name)

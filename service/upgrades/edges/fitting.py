@@ -12,7 +12,7 @@ from pydantic import Field
 
 from index.edges.transform import load_transform
 from index.encoders.decoding import Decoder
-from index.errors import InvalidArgument, RegraftError, shortened
+from index.errors import InvalidArgument, RegraftError, escaped, shortened
 from index.evaluation.adapter_choice import (
     AUTO,
     ChosenKind,
@@ -294,7 +294,7 @@ def _options(request: FitIn) -> Mapping[str, int | float]:
             known = ", ".join(f"{key}={value}" for key, value in legal.items()) or "none"
             unknown = shortened(name)
             raise InvalidArgument(
-                f"kind {request.kind} has no option {unknown!r}; legal: {known}", pointer=f"/options/{unknown}"
+                f"kind {request.kind} has no option {unknown!r}; legal: {known}", pointer=f"/options/{escaped(unknown)}"
             )
         if isinstance(default, int) and value != int(value):
             raise InvalidArgument(f"option {name} must be a whole number, not {value:g}", pointer=f"/options/{name}")

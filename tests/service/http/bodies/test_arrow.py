@@ -91,6 +91,7 @@ def test_a_table_is_stored_and_asked_as_json_would_be(served: Any) -> None:
         (stream(embedded(id=list("abc"), z=pa.array(list("aba")).dictionary_encode())), "/z"),
         (stream(embedded(id=list("abc"), z=[[1], [2], [3]])), "/z"),
         (stream(embedded(id=list("abc"), z=[b"a", b"b", b"c"])), "/z"),
+        (stream(embedded(**{"id": list("abc"), "y/~z": pa.nulls(3)})), "/y~1~0z"),
         (stream(embedded(ROWS[:0], id=pa.array([], pa.string()))), "/items"),
     ],
 )
