@@ -65,7 +65,6 @@ def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path
 
 
 @pytest.mark.usefixtures("weights_only")
-@pytest.mark.usefixtures("weights_only")
 def test_fct_knows_the_classes_of_the_encoder_that_it_takes_over(v1: Path, tmp_path: Path) -> None:
     fewer = quick("digits_independent", data="digits_old")
     taken = path.train(fewer, tmp_path / "taken", progress=False)

@@ -4,7 +4,8 @@ A tenth of each class is held out of the training images; neither queries nor it
 first trial is the recipe as it is; each other one multiplies every option whose name ends in `weight` by a power of two
 between 1/8 and 8. The powers follow Sobol's sequence, which covers the range evenly after few trials too; of three
 independent random numbers, all may lie on one side. P_com orders the trials of a method as M(new/old) does, since the
-other two numbers in it are the same for all; so the best trial is that of the highest CMC-1 new/old.
+other two numbers in it are the same for all; so the best trial is that of the highest CMC-1 new/old. The old version
+may have been trained on the held-out images, which raises the level of all trials alike.
 """
 
 from __future__ import annotations
