@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from index.errors import InvalidArgument
 from index.version_folder.new_folder import check_outside
+from training.methods import METHODS, method_options
 from training.overrides import size_settings, unknown_parts, with_overrides, with_preprocess
 from training.recipes import Recipe, field_descriptions, find_recipe
 from training.references import FIELDS, References, reference_settings, with_settings
@@ -136,7 +137,7 @@ def choose(given: str, settings: Sequence[str] = (), size: int | None = None) ->
 
 
 def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), base: Recipe | None = None) -> Path:
-    """Write a recipe as TOML, every field with what it means; `read_recipe` gives it back.
+    """Write a recipe as TOML, every field and option of its method with what it means; `read_recipe` gives it back.
 
     Args:
         recipe: what to write.
@@ -176,12 +177,20 @@ def _lines(recipe: Recipe, base: Recipe | None) -> Iterator[str]:
         yield from ("", "# the recipe that it was made of: changes of data and machine reach old and independent, too")
         yield _assignment("from", base.name)
     for field in (field.name for field in fields(Recipe) if field.name not in {"summary", *TABLES}):
-        yield ""
-        yield from textwrap.wrap(descriptions[field], 110, initial_indent="# ", subsequent_indent="# ")
-        yield _assignment(field, getattr(recipe, field))
-    for table, values in (("options", recipe.options), ("preprocess", recipe.preprocess.as_json())):
-        yield from ("", f"[{table}]")
-        yield from (_assignment(name, value) for name, value in values.items())
+        yield from ("", *_comment(descriptions[field]), _assignment(field, getattr(recipe, field)))
+    yield from ("", "[options]")
+    options = method_options(recipe.method)
+    meanings = field_descriptions(METHODS[recipe.method])
+    for option, default in options.items():
+        # A default that is written out would be another recipe: a card keeps the options that were given.
+        unset = "" if option in recipe.options else "# "
+        yield from ("", *_comment(meanings[option]), unset + _assignment(option, recipe.options.get(option, default)))
+    yield from ("", "[preprocess]")
+    yield from (_assignment(name, value) for name, value in recipe.preprocess.as_json().items())
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ")
 
 
 def _reference_lines(settings: Sequence[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.version import CARD
+from training.methods import METHODS, method_options
 from training.overrides import with_overrides
 from training.recipe_file import check_new_file, choose, read_recipe, references_in, write_recipe
 from training.recipes import RECIPES, find_recipe
@@ -24,6 +26,18 @@ def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
     assert "# the highest learning rate" in path.read_text()
     with pytest.raises(InvalidArgument, match="cannot be written: File exists"):
         write_recipe(recipe, path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_file_explains_the_options_of_its_method_and_sets_those_that_were_given(method: str, tmp_path: Path) -> None:
+    options = method_options(method)
+    given = dict(list(options.items())[:1])
+    recipe = replace(find_recipe("digits_v1"), method=method, options=given)
+    path = write_recipe(recipe, tmp_path / "mine.toml")
+
+    explained = re.findall(r"^# .+\n(# )?(\w+) = ", path.read_text().partition("[options]")[2], re.MULTILINE)
+    assert explained == [("" if option in given else "# ", option) for option in options]
+    assert read_recipe(path).options == given
 
 
 def test_a_file_can_change_a_few_fields_of_a_recipe_by_name(tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import pytest
 
 from index.errors import InvalidArgument
-from training.methods import method_options
+from training.data.transforms import AUGMENTATIONS
+from training.methods import METHODS, method_options
+from training.networks.backbones import BACKBONES
+from training.networks.heads import HEADS
+from training.networks.side_information import KINDS
 from training.overrides import with_overrides
 from training.recipes import (
     GROUPS,
@@ -15,6 +21,7 @@ from training.recipes import (
     find_recipe,
     recipe_from_json,
 )
+from training.sources import SOURCES
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -50,6 +57,21 @@ def test_every_recipe_is_in_one_group_and_every_field_has_a_meaning() -> None:
     assert sorted(RECIPES) == sorted(name for group in GROUPS.values() for name in group.recipes)
     assert OWN_IMAGES in GROUPS
     assert list(field_descriptions()) == [field.name for field in fields(Recipe)]
+
+
+@pytest.mark.parametrize(
+    ("field", "legal"),
+    [
+        ("method", METHODS),
+        ("data", SOURCES),
+        ("augment", AUGMENTATIONS),
+        ("backbone", BACKBONES),
+        ("head", HEADS),
+        ("side", ["none", *KINDS]),
+    ],
+)
+def test_the_meaning_of_a_field_names_every_legal_value(field: str, legal: Iterable[str]) -> None:
+    assert set(legal) <= set(re.findall(r"\w+", field_descriptions()[field]))
 
 
 def test_a_setting_takes_the_type_of_its_field() -> None:

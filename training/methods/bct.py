@@ -33,7 +33,7 @@ class Bct(Compatible):
             (unit embeddings on the old head, as it was trained), `cosine` (`scale` times the cosines with its rows) or
             `raw` (the paper's letter: raw embeddings on the old head; on small data it can fall below the old model).
         scale: of the cosine logits; 0: sqrt(2) log(K - 1) for K rows, see `cosine_scale`.
-        weight: lambda.
+        weight: lambda, of the influence loss.
         alleviate: the new head's logits of other classes are negatives too (`bct_ract` of Hot-Refresh's public code,
             Zhang 2022, arXiv 2201.09724); not for `distill`.
     """

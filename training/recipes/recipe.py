@@ -23,9 +23,10 @@ class Recipe:
     Args:
         name: the recipe's name in `RECIPES`.
         summary: one line for `regraft train --help`.
-        method: how it is made compatible, a name of `training.methods.METHODS`; "independent": with nothing.
-        options: the method's own settings.
-        data: where images come from, a name of `training.sources.SOURCES`.
+        method: how it is made compatible: l2, lwf, bct, oca, fct, contrast, hot_refresh, advbct, hoc, bt2 or hbct
+            (docs/methods.md); independent: with nothing.
+        options: the method's own settings, which `regraft train RECIPE --save FILE.toml` explains.
+        data: where images come from: folders, arrays, cifar100, digits_old or digits_new, see `training.sources`.
         root: the folder or file of `data`, where it has one.
         unreadable: "refuse" or "skip" an image that cannot be decoded, see `training.sources.load_data`.
         classes: train on the first so many classes only; None: all.
@@ -33,14 +34,16 @@ class Recipe:
         fraction: train on a random share of the images, above 0 to 1.
         split_seed: decides the shares; not `seed`, so that runs of several seeds train on the same images.
         preprocess: how an image becomes the encoder's input, in training's evaluation and in serving.
-        augment: a name of `training.data.transforms.AUGMENTATIONS`.
-        backbone: a name of `training.networks.backbones.BACKBONES`, or "timm/" and a timm model name.
+        augment: how training images are changed at random: none, shift, flip, crop_flip, resized_crop_flip,
+            resized_crop_jitter, small_crop_flip or small_crop_jitter, see `training.data.transforms`.
+        backbone: "timm/" and a timm model name; or, for images of so many pixels, small_cnn (8), quick_cnn_28,
+            small_cnn_32, slim_resnet_64, resnet20_32 or resnet18_32; or vit_b16_enlarged.
         pretrained: start from timm's pretrained weights.
         weights: a file to read them from, in place of timm's download; or the folder of a version that has the same
             backbone, to go on from it.
         dim: dimension of the backbone's embedding.
         last_relu: cut its numbers off at 0, as the public models of FCT and BT2 do.
-        head: a name of `training.networks.heads.HEADS`, for the base loss.
+        head: of the base loss: softmax, norm_softmax, cosface, arcface or lorentz_mlr.
         label_smoothing: of the base loss, 0 to 1.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
         old: the version to be compatible with: its folder, or a recipe that is trained first. A folder without weights
@@ -48,8 +51,8 @@ class Recipe:
         old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
             `training.stored_embeddings`.
         independent: the independently trained new model, where the method needs one; likewise.
-        side: "none" or a kind of `training.networks.side_information.KINDS`: what is stored of an item beside its
-            embedding, for the forward transform of a later version.
+        side: what is stored of an item beside its embedding, for the forward transform of a later version: none,
+            simclr, autoencoder, alternate or alternate_mixup.
         side_dim: how many numbers of it; 0: as many as `dim`.
         side_bits: store their signs, one bit each.
         side_epochs: how long it is trained; 0: `epochs`.
@@ -135,11 +138,11 @@ class Recipe:
         return {**settings, **milestones, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
 
 
-def field_descriptions() -> dict[str, str]:
-    """Every field of a recipe -> its description in the docstring of `Recipe`."""
-    arguments = inspect.cleandoc(Recipe.__doc__ or "").partition("Args:\n")[2]
-    described = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in described}
+def field_descriptions(described: object = Recipe) -> dict[str, str]:
+    """Every field of a recipe -> its description in the docstring of `Recipe`; likewise a method's arguments."""
+    arguments = inspect.cleandoc(described.__doc__ or "").partition("Args:\n")[2]
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def recipe_from_json(value: Mapping[str, Any]) -> Recipe:
