@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -80,9 +81,12 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
             strategy="ddp" if world > 1 else "auto",
             use_distributed_sampler=False,
             deterministic=True,
-            callbacks=[DivergenceCheck(), checkpoints]
-            if validation is None
-            else [DivergenceCheck(), validation, checkpoints],
+            callbacks=[
+                DivergenceCheck(),
+                *([] if validation is None else [validation]),
+                checkpoints,
+                *([EpochsFromOne()] if progress else []),
+            ],
             logger=loggers(logs_of(out)) if progress else False,
             log_every_n_steps=min(CHECK_EVERY, len(loader)),
             enable_checkpointing=False,
@@ -110,6 +114,13 @@ def checkpoint_of(out: Path) -> Path:
 def logs_of(out: Path) -> Path:
     """The folder of a version's logs: `version_0`, and one more for each time that the training resumed."""
     return out.with_name(f"{out.name}-logs")
+
+
+class EpochsFromOne(RichProgressBar):
+    """Lightning's bar, which counts epochs from 0, unlike errors and `resuming after epoch 1 of 3`."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"Epoch {current_epoch + 1}/{self.trainer.max_epochs}"
 
 
 class DivergenceCheck(lightning.Callback):

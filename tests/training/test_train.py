@@ -222,7 +222,9 @@ def test_training_is_silent_unless_progress_is_asked_for(tmp_path: Path, capfd: 
 
     assert (quiet.out, quiet.err, left) == ("", "", ["v1"])
     assert (tmp_path / "v1-report.html").is_file()
-    assert "new/new" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "Epoch 2/2" in said
+    assert "new/new" in said
 
 
 def test_the_card_is_plain_json_without_paths_of_this_machine(v1: Path, tmp_path: Path) -> None:
