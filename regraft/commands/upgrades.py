@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -245,8 +246,24 @@ def _print_report(report: GateReport) -> None:
         name = json.loads(one.value)  # strings without quotes
         shown = name if isinstance(name, str) else one.value
         out.print(f"{report.slice} {shown}: {one.old_old:.1%} -> {one.new_old:.1%} ({one.queries} queries)")
+    for note in _gate_notes(report):
+        err.print(note)
+
+
+def _gate_notes(report: GateReport) -> Iterator[str]:
+    """Why the verdict is not `pass`, and a backfill that would make answers worse, which no verdict regards."""
     if report.verdict == "refuse":
-        err.print(f"{report.version} would lower {report.metric}")
+        yield f"{report.version} would lower {report.metric}"
+    elif report.verdict == "warn":
+        if report.difference.low <= 0 <= report.difference.high:
+            yield f"it is uncertain whether {report.version} raises {report.metric}: the difference may be 0"
+        elif worse := sum(part.difference.high < 0 for part in report.slices):
+            yield f"{report.metric} falls for {worse} of {len(report.slices)} values of {report.slice}"
+        else:
+            yield "there are too few queries, or too few false accepts, for another verdict"
+    best = report.new_new if report.new_new_items in {None, report.items} else None
+    if best is not None and best.high < report.old_old.low:
+        yield f"note: a backfill would lower {report.metric} from {report.old_old.value:.1%} to {best.value:.1%}"
 
 
 def _print_deployment(name: str, deployed: DeploymentInfo) -> None:

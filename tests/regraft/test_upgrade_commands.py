@@ -35,7 +35,7 @@ def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expec
     assert f"verdict {verdict}" in shown
     assert "85.0% [80.0%, 90.0%]" in shown
     assert "1000 queries over 2500 items (all comparable items), seed 3" in shown
-    assert bool(said) == bool(expected)
+    assert bool(said) == (verdict != "pass")
 
 
 def test_gate_names_slices_as_they_were_written_and_what_was_left_out(run, service):
@@ -197,6 +197,35 @@ def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
     assert shown[1].startswith("gate (dry run): v1 -> v2, verdict pass\n")
     assert refused[0] == 1
     assert "--dry-run" in refused[2]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "said"),
+    [
+        ("pass", {}, ""),
+        (
+            "warn",
+            {"difference": (0.0, -0.1, 0.1)},
+            "it is uncertain whether v2 raises cmc@1: the difference may be 0\n",
+        ),
+        ("warn", {"slices": (-0.3, -0.4, -0.1)}, "cmc@1 falls for 1 of 1 values of city\n"),
+        ("warn", {}, "there are too few queries, or too few false accepts, for another verdict\n"),
+        ("pass", {"new_new": (0.1, 0.0, 0.2)}, "note: a backfill would lower cmc@1 from 50.0% to 10.0%\n"),
+        ("pass", {"new_new": (0.1, 0.0, 0.2), "new_new_items": 1}, ""),
+    ],
+)
+def test_a_gate_says_why_it_warns_and_when_a_backfill_would_lower_the_metric(run, service, verdict, changes, said):
+    scores = {"old_old": (0.5, 0.4, 0.6), "new_old": (0.7, 0.6, 0.8), "new_new": None, "difference": (0.2, 0.1, 0.3)}
+    report = {**REPORT, **scores, "verdict": verdict, **changes}
+    for name, value in report.items():
+        if isinstance(value, tuple):
+            report[name] = dict(zip(("value", "low", "high"), value, strict=True))
+    if "slices" in changes:
+        part = {"value": '"Bern"', "queries": 9, "old_old": 0.5, "new_old": 0.2, "difference": report["slices"]}
+        report |= {"slice": "city", "slices": [part]}
+    service.answers["POST /v1/galleries/g/gates"] = report
+
+    assert run("gate", "g", "v2")[2] == said
 
 
 def test_the_audit_says_who_changed_what_and_why(run, service):
