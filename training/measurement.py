@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from index.evaluation.fitting import calibration_field
 from index.evaluation.metrics import Compared, Retrieval, negative_flips, retrieval
 from index.evaluation.relevance import LabelRelevance
-from index.evaluation.scores import METRICS, gain
+from index.evaluation.scores import METRICS, compatibility, gain
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data.images import Data, ImageSet, batches
@@ -49,13 +49,10 @@ class Report:
         yield f"{'':8}" + "".join(f"{metric:>24}" for metric in METRICS)
         for name, measured in self.rows().items():
             yield f"{name:8}" + "".join(f"{_interval(measured.interval(metric)):>24}" for metric in METRICS)
-        for name, better, worse in (
-            ("new/old - old/old", self.new_old, self.old_old),
-            ("new/new - new/old", self.new_new, self.new_old),
-        ):
-            if better is not None and worse is not None:
-                yield f"{name} on cmc@1: {_interval(gain(better, worse))}"
         if self.old_old is not None and self.new_old is not None:
+            difference = gain(self.new_old, self.old_old)
+            yield f"new/old - old/old on cmc@1: {_interval(difference)}, {compatibility(difference)}"
+            yield f"new/new - new/old on cmc@1: {_interval(gain(self.new_new, self.new_old))}"
             yield f"queries right before and wrong now: {negative_flips(self.old_old.hits[1], self.new_old.hits[1])}"
 
 

@@ -51,6 +51,7 @@ def test_the_report_prints_each_pair_the_differences_and_the_flips() -> None:
     assert list(report.rows()) == ["old/old", "new/old", "new/new"]
     assert "old/old    0.500" in text
     assert "new/old - old/old on cmc@1: 0.250" in text
+    assert ", perhaps compatible" in text
     assert "new/new - new/old on cmc@1: 0.250" in text
     assert "right before and wrong now: 1" in text
 

@@ -13,7 +13,7 @@ from typing import Any
 from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
-from index.evaluation.scores import METRICS
+from index.evaluation.scores import METRICS, compatibility
 from index.version import Card, Version
 from index.version_folder.folder import load_version
 from index.version_folder.new_folder import check_outside
@@ -147,13 +147,12 @@ def _verdict(measured: Evaluation, new: str, old: str) -> str:
     """A paragraph that says whether the new version is compatible with the old one."""
     gain = measured.upgrades[new, old].difference[DECIDING_METRIC]
     before, after = (measured.cells[pair].retrieval.mean(DECIDING_METRIC) for pair in ((old, old), (new, old)))
-    css_class, verdict = ("yes", "Compatible") if gain.low > 0 else ("", "Perhaps compatible")
-    if gain.high <= 0:
-        css_class, verdict = "no", "Not compatible"
+    verdict = compatibility(gain)
+    css_class = {"compatible": "yes", "not compatible": "no"}.get(verdict, "")
     text = (
-        f"{verdict} with {old}: queries by {new} over items of {old} find a relevant item first in {after:.1%} of "
-        f"cases, {old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % interval "
-        f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
+        f"{verdict.capitalize()} with {old}: queries by {new} over items of {old} find a relevant item first in "
+        f"{after:.1%} of cases, {old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % "
+        f"interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
     )
     if not css_class:
         text += " The interval includes 0: more queries are needed to decide."

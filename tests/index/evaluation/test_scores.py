@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from index.evaluation.metrics import MEAN_AP, Retrieval
-from index.evaluation.scores import gain, scores
+from index.evaluation.scores import compatibility, gain, scores
+from index.version import Score
 
 
 def retrieved(hits: list[bool], valid: list[bool]) -> Retrieval:
@@ -30,3 +31,18 @@ def test_scores_are_of_the_queries_that_count() -> None:
         "cmc@5": 1,
         "mAP@1.0": pytest.approx(1 / 3),
     }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.01, 0.2, "compatible"),
+        (0.0, 0.2, "perhaps compatible"),
+        (-0.1, 0.2, "perhaps compatible"),
+        (-0.1, 0.0, "not compatible"),
+    ],
+)
+def test_a_version_is_compatible_if_the_interval_of_its_gain_lies_above_zero(
+    low: float, high: float, verdict: str
+) -> None:
+    assert compatibility(Score(0.05, low, high)) == verdict
