@@ -184,25 +184,25 @@ def forms(bench: Bench) -> Iterator[Sequence[str]]:
 
 
 def hbct(bench: Bench) -> Iterator[Sequence[str]]:
-    yield ("", "new/old CMC-1 %", "new/old - old/old", "mAP %", "new/new CMC-1 %")
+    yield ("", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd", "new/old - old/old")
     for name, settings in ABLATIONS.items():
         seeds = bench.values("hbct", settings)
-        new_old, mean_ap, new_new = (
-            shown(seeds, pair) for pair in ("new/old cmc@1", f"new/old {MEAN_AP}", "new/new cmc@1")
-        )
-        yield name, new_old, gain(seeds), mean_ap, new_new
+        yield name, *measured(seeds), gain(seeds)
 
 
 def cache_old(bench: Bench) -> Iterator[Sequence[str]]:
-    yield ("method", "exact new/old CMC-1 %", "cached - exact", "exact new/new CMC-1 %", "cached - exact")
+    exact_pair = [cell for pair in ("new/old", "new/new") for cell in (f"exact {pair} CMC-1 %", "sd", "cached - exact")]
+    yield ("method", *exact_pair)
     for method in bench.wanted(CACHED):
         form = ["influence=distill"] if method == "bct" else []
         exact, cached = (
             bench.values(method, ["augment=shift", f"cache_old={flag}", *form]) for flag in ("false", "true")
         )
         cells = [method]
-        for name in ("new/old cmc@1", "new/new cmc@1"):
-            cells += [shown(exact, name), percent(paired_bootstrap(mean(cached, name), mean(exact, name)))]
+        for pair in ("new/old", "new/new"):
+            name = f"{pair} cmc@1"
+            difference = paired_bootstrap(mean(cached, name), mean(exact, name))
+            cells += [shown(exact, name), deviation(exact, pair), percent(difference)]
         yield cells
 
 
