@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
+from index.version import EdgeKind
 from regraft.client import Client, Json
 from regraft.models import DeploymentInfo, GateReport
 from regraft.terminal.answers import answer, err, out
@@ -255,7 +256,12 @@ def _gate_notes(report: GateReport) -> Iterator[str]:
     if report.verdict == "refuse":
         yield f"{report.version} would lower {report.metric}"
     elif report.verdict == "warn":
-        if report.difference.low <= 0 <= report.difference.high:
+        if report.route == [EdgeKind.DUAL]:
+            yield (
+                f"no edge leads from {report.version} to {report.current}, which still embeds the queries for its "
+                "items, so no answer changes until a backfill"
+            )
+        elif report.difference.low <= 0 <= report.difference.high:
             yield f"it is uncertain whether {report.version} raises {report.metric}: the difference may be 0"
         elif worse := sum(part.difference.high < 0 for part in report.slices):
             yield f"{report.metric} falls for {worse} of {len(report.slices)} values of {report.slice}"

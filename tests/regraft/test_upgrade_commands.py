@@ -199,6 +199,9 @@ def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
     assert "--dry-run" in refused[2]
 
 
+UNCHANGED = "so no answer changes until a backfill"
+
+
 @pytest.mark.parametrize(
     ("verdict", "changes", "said"),
     [
@@ -207,6 +210,11 @@ def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
             "warn",
             {"difference": (0.0, -0.1, 0.1)},
             "it is uncertain whether v2 raises cmc@1: the difference may be 0\n",
+        ),
+        (
+            "warn",
+            {"route": ["dual"]},
+            f"no edge leads from v2 to v1, which still embeds the queries for its items, {UNCHANGED}\n",
         ),
         ("warn", {"slices": (-0.3, -0.4, -0.1)}, "cmc@1 falls for 1 of 1 values of city\n"),
         ("warn", {}, "there are too few queries, or too few false accepts, for another verdict\n"),
