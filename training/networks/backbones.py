@@ -131,7 +131,8 @@ def _pretrained(name: str, channels: int, start: str) -> nn.Module:
     except Exception as error:  # the network, the hub, or whatever a wrong file leads torch to
         reason = shorten(str(error) or "no such weights", 200)
         raise InvalidArgument(
-            f"pretrained weights of {name} are not available from {start}: {reason}; set weights=FILE or --weights",
+            f"pretrained weights of {name} are not available from {start}: {reason}; set weights=FILE, or for "
+            "`regraft version create` --weights FILE",
             pointer="/weights",
         ) from error
     trunk.reset_classifier(0)
