@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -84,6 +85,7 @@ def test_the_migrated_schema_is_the_one_the_code_was_written_for(settings: Setti
     assert len(held["foreign"]) == len(known["foreign"]) == 2
     assert "'constrained_columns': ['gallery_id', 'item_id']" in "".join(held["foreign"])
     with migrating(settings.database_url) as config:
+        config.stdout = sys.stdout  # by default that of the first import, which a test before may have closed
         command.check(config)
 
 

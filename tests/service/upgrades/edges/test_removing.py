@@ -80,10 +80,12 @@ class TestRemove:
         assert before == edges(served)
 
     def test_one_that_only_queries_of_a_version_on_trial_need_is_kept_unless_forced(self, served: Any) -> None:
-        served.add("seeing", 4, edges=[("bare", "truncate")])
+        for name in ("watched", "seeing"):
+            served.add(name, 4, edges=[("bare", "truncate")])
         path, edge = served.gallery("bare"), ("seeing", "bare", "truncate")
         items = [{"id": str(n), "embedding": row} for n, row in enumerate(EYE.tolist())]
         served.http.post(f"{path}/items", json={"items": items})
+        served.deploy(path, "watched")
         number = served.deploy(path, "seeing", until="shadow")["id"]
 
         told = remove(served, *edge, dry_run=True).json()["dependents"]
