@@ -25,6 +25,9 @@ from training.divergence import check_finite
 from training.stored_embeddings import StoredVersion
 from training.trained import Trained
 
+HELD_OUT_PREFIX = "held-out "
+"""With this begins the name of a score of held-out images in a training's logs."""
+
 
 @dataclass(frozen=True)
 class Report:

@@ -18,12 +18,9 @@ from index.space import Vectors
 from index.version import EdgeKind
 from training.data.images import Data, ImageSet, batches
 from training.divergence import check_finite
-from training.measurement import apply_edge, compare, run_over
+from training.measurement import HELD_OUT_PREFIX, apply_edge, compare, run_over
 from training.module import Training
 from training.trained import OUTPUTS
-
-HELD_OUT = "held-out "
-"""With this begins the name of a score of held-out images in a training's logs."""
 
 
 def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -68,7 +65,7 @@ class Validation(lightning.Callback):
         assert isinstance(pl_module, Training)
         values = self.measure_pairs(pl_module)
         if trainer.loggers:
-            pl_module.log_dict({f"{HELD_OUT}{pair}": value for pair, value in values.items()})
+            pl_module.log_dict({f"{HELD_OUT_PREFIX}{pair}": value for pair, value in values.items()})
         value = float(trainer.strategy.broadcast(sum(values.values()) / len(values)))
         if value > self.best["value"]:
             self.best = {"value": value, "epoch": trainer.current_epoch, "weights": _weights(pl_module)}

@@ -13,7 +13,7 @@ from index.evaluation.scores import METRICS
 from index.version import Score
 from training.evaluation.loss_curves import LossCurves
 from training.evaluation.matrix import Evaluation
-from training.validation import HELD_OUT
+from training.measurement import HELD_OUT_PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,12 +92,11 @@ def learning_figure(curves: LossCurves) -> Figure:
     """A panel each for the mean loss of an epoch, the parts that the method logs, and scores of held-out images."""
     panels: dict[str, list[str]] = {}
     for name in curves:
-        title = "loss" if name == "loss" else "CMC-1, held-out images" if name.startswith(HELD_OUT) else "its parts"
-        panels.setdefault(title, []).append(name)
+        panels.setdefault(_panel_of(name), []).append(name)
     figure = _figure(4.6 * len(panels), 3.2)
     for axes, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for place, name in enumerate(names):
-            label, colour = name.removeprefix(HELD_OUT), COLOURS[place % len(COLOURS)]
+            label, colour = name.removeprefix(HELD_OUT_PREFIX), COLOURS[place % len(COLOURS)]
             axes.plot(list(curves[name]), list(curves[name].values()), label=label, color=colour)
         axes.set(title=title, xlabel="epoch")
         if title == "loss":
@@ -106,6 +105,13 @@ def learning_figure(curves: LossCurves) -> Figure:
             axes.legend(frameon=False, fontsize=8)
         _lighten(axes)
     return figure
+
+
+def _panel_of(name: str) -> str:
+    """The title of the panel that a logged quantity is drawn in."""
+    if name == "loss":
+        return "loss"
+    return "CMC-1, held-out images" if name.startswith(HELD_OUT_PREFIX) else "its parts"
 
 
 def as_svg(figure: Figure) -> bytes:
