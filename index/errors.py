@@ -135,9 +135,10 @@ def shortened(name: str) -> str:
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
 
 
-def escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
+def pointer_to(*names: object) -> str:
+    """The JSON pointer (RFC 6901) of names and numbers from a request, each as `shortened`."""
+    parts = (shortened(str(name)).replace("~", "~0").replace("/", "~1") for name in names)
+    return "".join(f"/{part}" for part in parts)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

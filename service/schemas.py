@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.engines.config import IndexConfig
-from index.errors import InvalidArgument, InvalidVector, escaped, shortened
+from index.errors import InvalidArgument, InvalidVector, pointer_to, shortened
 from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
 from index.version import NAME as LEGAL_NAME
@@ -152,9 +152,9 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidBody(f"must be a JSON object, not {type(value).__name__}", pointer=pointer)
     if not value.keys() <= legal:
-        name = shortened(min(value.keys() - legal))
-        why = f"unknown field {name!r}; legal: {', '.join(sorted(legal))}"
-        raise InvalidBody(why, pointer=f"{pointer}/{escaped(name)}")
+        name = min(value.keys() - legal)
+        why = f"unknown field {shortened(name)!r}; legal: {', '.join(sorted(legal))}"
+        raise InvalidBody(why, pointer=pointer + pointer_to(name))
     return value
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from index.errors import InvalidFilter, escaped, shortened
+from index.errors import InvalidFilter, pointer_to, shortened
 
 Scalar = str | int | float | bool | None
 
@@ -184,8 +184,7 @@ def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
         wrong = next((name for name in value if name not in JOINS), None)
         if wrong is None:
             raise InvalidFilter(f"a filter must have exactly one name, not {len(value)}; {SHAPE}", pointer=at)
-        wrong = shortened(wrong)
-        raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{escaped(wrong)}")
+        raise InvalidFilter(f"unknown name {shortened(wrong)!r}; {SHAPE}", pointer=at + pointer_to(wrong))
     ((name, inner),) = value.items()
     if name == "not":
         return Not(_parse(inner, f"{at}/not", depth + 1, size))
@@ -199,7 +198,7 @@ def _condition(value: dict[str, object], at: str) -> Condition:
     operators = [name for name in value if name != "field"]
     if unknown := [name for name in operators if name not in OPERATORS]:
         name, legal = shortened(unknown[0]), ", ".join(OPERATORS)
-        raise InvalidFilter(f"unknown operator {name!r}; legal: {legal}", pointer=f"{at}/{escaped(name)}")
+        raise InvalidFilter(f"unknown operator {name!r}; legal: {legal}", pointer=at + pointer_to(name))
     if len(operators) != 1:
         legal = ", ".join(OPERATORS)
         raise InvalidFilter(
@@ -250,7 +249,7 @@ def _range(value: object, at: str) -> Range:
     if not isinstance(value, dict) or not value:
         raise InvalidFilter(f'range must be an object such as {{"gte": 1, "lt": 5}}; {legal}', pointer=at)
     if unknown := [name for name in value if name not in {*LOWER, *UPPER}]:
-        raise InvalidFilter(f"unknown bound {unknown[0]!r}; {legal}", pointer=f"{at}/{escaped(unknown[0])}")
+        raise InvalidFilter(f"unknown bound {shortened(unknown[0])!r}; {legal}", pointer=at + pointer_to(unknown[0]))
     lower, upper = (_bound(value, names, at, legal) for names in (LOWER, UPPER))
     if lower and upper and isinstance(lower.value, str) != isinstance(upper.value, str):
         raise InvalidFilter("the bounds of a range must be two numbers or two strings", pointer=at)

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from index.errors import escaped, shortened
+from index.errors import pointer_to
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.bodies.media_types import UnsupportedMediaType, type_of
 from service.store.sql.arrays import to_json
@@ -68,7 +68,7 @@ def read_queries(raw: bytes, max_rows: int) -> NDArray[Any]:
     """The one column of a table of queries (Q, D). Raises as `read_items`."""
     table = _table(raw, max_rows)
     if other := sorted(set(table.column_names) - {EMBEDDING}):
-        raise InvalidBody(f"a table of queries must have only the column {EMBEDDING!r}", pointer=_at(other[0]))
+        raise InvalidBody(f"a table of queries must have only the column {EMBEDDING!r}", pointer=pointer_to(other[0]))
     return _matrix(table)
 
 
@@ -146,18 +146,14 @@ def _table(raw: bytes, max_rows: int) -> pa.Table:
 
 def _check_columns(schema: pa.Schema) -> None:
     if repeated := {name for name in schema.names if schema.names.count(name) > 1}:
-        raise InvalidBody("two columns have this name", pointer=_at(min(repeated)))
+        raise InvalidBody("two columns have this name", pointer=pointer_to(min(repeated)))
     for field in schema:
         kind = field.type.value_type if _is_matrix(field.type) and field.name == EMBEDDING else field.type
         legal = ("float",) if kind is not field.type else ("float", "int", "uint", "bool", "string", "large_string")
         legal = ("halffloat", "double", *legal)
         if str(kind).rstrip("0123456789") not in legal:
             told = "columns must be strings, numbers or booleans, and embeddings fixed-size lists of floats"
-            raise InvalidBody(f"{told}, not {str(field.type)[:100]}", pointer=_at(field.name))
-
-
-def _at(column: str) -> str:
-    return f"/{escaped(shortened(column))}"
+            raise InvalidBody(f"{told}, not {str(field.type)[:100]}", pointer=pointer_to(field.name))
 
 
 def _is_matrix(kind: pa.DataType) -> bool:

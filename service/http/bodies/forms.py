@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
-from index.errors import escaped, shortened
+from index.errors import pointer_to, shortened
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.bodies.media_types import UnsupportedMediaType
 
@@ -87,9 +87,8 @@ def _checked(parsed: FormData, files: str, fields: set[str], array: str) -> Form
         elif name in fields and isinstance(value, str) and name not in texts:
             texts[name] = value
         else:
-            shown = shortened(name)
-            why = _why_refused(shown, value, files, fields, array)
-            raise InvalidBody(why, pointer=f"/{escaped(shown)}")
+            why = _why_refused(shortened(name), value, files, fields, array)
+            raise InvalidBody(why, pointer=pointer_to(name))
     if uploads and arrays:
         raise InvalidBody(f"a form must have either {files} or {array}, not both", pointer=f"/{array}")
     return Form(texts, uploads, arrays[0] if arrays else None)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from index.errors import escaped, shortened
+from index.errors import pointer_to
 from service.errors import BodyTooLarge, InvalidBody
 from service.registry.embedding import errors_at
 
@@ -130,7 +130,7 @@ def _half_in(value: Any) -> str:
         for name, inner in levels[-1]:
             names[len(levels) - 1 :] = [name]
             if not is_whole(list(inner) if isinstance(inner, dict) else inner if isinstance(inner, str) else ""):
-                return "".join(f"/{escaped(shortened(str(name)))}" for name in names[1:])
+                return pointer_to(*names[1:])
             if isinstance(inner, (list, dict)):
                 levels.append(iter(inner.items()) if isinstance(inner, dict) else enumerate(inner))
                 break

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from index.errors import escaped, shortened
+from index.errors import pointer_to, shortened
 from service.errors import BodyTooLarge, UnknownParameter
 from service.http.bodies.media_types import JSON, media_type
 from service.http.bodies.strict_json import parse_json
@@ -81,8 +81,8 @@ def check_parameters(request: Request, legal: list[str]) -> None:
     for name, _ in request.query_params.multi_items():
         if name not in legal:
             named = f"legal: {', '.join(legal)}" if legal else "this route has none"
-            unknown = shortened(name)
-            raise UnknownParameter(f"unknown query parameter {unknown!r}; {named}", pointer=f"/{escaped(unknown)}")
+            why = f"unknown query parameter {shortened(name)!r}; {named}"
+            raise UnknownParameter(why, pointer=pointer_to(name))
         if name in seen:
             raise UnknownParameter(f"query parameter {name!r} is given twice", pointer=f"/{name}")
         seen.add(name)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from index.errors import RegraftError, escaped, shortened
+from index.errors import RegraftError, pointer_to, shortened
 from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused, message_of
 from service.store.database.connections import COMMIT_STATE
@@ -175,4 +175,4 @@ def _methods(request: Request) -> list[str]:
 
 def _pointer(place: Sequence[int | str]) -> str:
     """FastAPI's location, below "body", "query" or "path", as a JSON pointer."""
-    return "".join(f"/{escaped(shortened(str(name)))}" for name in place[1:])
+    return pointer_to(*place[1:])

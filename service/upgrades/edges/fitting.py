@@ -12,7 +12,7 @@ from pydantic import Field
 
 from index.edges.transform import load_transform
 from index.encoders.decoding import Decoder
-from index.errors import InvalidArgument, RegraftError, escaped, shortened
+from index.errors import InvalidArgument, RegraftError, pointer_to, shortened
 from index.evaluation.adapter_choice import (
     AUTO,
     ChosenKind,
@@ -292,10 +292,8 @@ def _options(request: FitIn) -> Mapping[str, int | float]:
         default = legal.get(name)
         if default is None:
             known = ", ".join(f"{key}={value}" for key, value in legal.items()) or "none"
-            unknown = shortened(name)
-            raise InvalidArgument(
-                f"kind {request.kind} has no option {unknown!r}; legal: {known}", pointer=f"/options/{escaped(unknown)}"
-            )
+            why = f"kind {request.kind} has no option {shortened(name)!r}; legal: {known}"
+            raise InvalidArgument(why, pointer=pointer_to("options", name))
         if isinstance(default, int) and value != int(value):
             raise InvalidArgument(f"option {name} must be a whole number, not {value:g}", pointer=f"/options/{name}")
         options[name] = type(default)(value)
