@@ -191,8 +191,8 @@ def hbct(bench: Bench) -> Iterator[Sequence[str]]:
 
 
 def cache_old(bench: Bench) -> Iterator[Sequence[str]]:
-    exact_pair = [cell for pair in ("new/old", "new/new") for cell in (f"exact {pair} CMC-1 %", "sd", "cached - exact")]
-    yield ("method", *exact_pair)
+    columns = (cell for pair in ("new/old", "new/new") for cell in (f"exact {pair} CMC-1 %", "sd", "cached - exact"))
+    yield ("method", *columns)
     for method in bench.wanted(CACHED):
         form = ["influence=distill"] if method == "bct" else []
         exact, cached = (

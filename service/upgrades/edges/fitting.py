@@ -123,12 +123,12 @@ def fit(
     options = _options(request)
     if sent is None:
         given = _drawn(database, contents, new, old, request)
-        pairs = split_pairs(*given.arrays, request.seed)
-        check_shared(pairs, f"items share a value of metadata field {request.label!r}", "/label")
+        shared = f"items share a value of metadata field {request.label!r}", "/label"
     else:
         given = _sent(sent, new, old, request)
-        pairs = split_pairs(*given.arrays, request.seed)
-        check_shared(pairs, "pairs share a label", "/pairs/labels")
+        shared = "pairs share a label", "/pairs/labels"
+    pairs = split_pairs(*given.arrays, request.seed)
+    check_shared(pairs, *shared)
     fitter = _Fitter(new.card, old.card, options)
     choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
     kind = choice.kind if choice else request.kind
